@@ -20,6 +20,7 @@ import { APPLICATION_ID, SCHEMA_VERSION } from '../../src/store/database.ts';
 import { busyWriter } from '../helpers/busy.ts';
 import { COMPILE_CACHE, MAIN, place, run } from '../helpers/cli.ts';
 import { until } from '../helpers/commands.ts';
+import { changeFile } from '../helpers/files.ts';
 import { makeLarge } from '../helpers/large.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
 import { dumpOf } from '../helpers/store.ts';
@@ -157,9 +158,7 @@ t.test('a backup without a valid source or target directory is refused and leave
   t.match(await refused(['backup', 'copy.db']), { exitCode: 1, message: /there is no file \.\/davit\.db/ });
   writeFileSync(join(directory, 'notes.txt'), 'these are my notes, not a database\n'.repeat(100));
   writeFileSync(join(directory, 'empty'), '');
-  const foreign = new Sqlite(join(directory, 'foreign.db'));
-  foreign.exec('CREATE TABLE songs (title TEXT)');
-  foreign.close();
+  changeFile(join(directory, 'foreign.db'), 'CREATE TABLE songs (title TEXT)');
   for (const name of ['notes.txt', 'empty', 'foreign.db']) {
     t.match(await refused(['backup', 'copy.db', '--db', name]), {
       exitCode: 1,
@@ -177,7 +176,10 @@ t.test('a backup without a valid source or target directory is refused and leave
 t.test('a damaged database is not backed up, and the error says that it is damaged', async (t) => {
   const { refused, directory, dbPath } = place(t);
   makeLarge(dbPath, 2);
-  breakReference(dbPath);
+  changeFile(
+    dbPath,
+    "PRAGMA foreign_keys = OFF; INSERT INTO project_variables (project_id, name, value) VALUES ('prj_2', 'STAGE', 'live')",
+  );
   const { message, exitCode } = await refused(['backup', 'copy.db']);
   t.equal(exitCode, 1);
   t.match(message, /davit\.db is damaged \(.+\): 'davit doctor' tells more/);
@@ -343,14 +345,6 @@ async function backupUnderWay(t: Test, directory: string): Promise<Backup> {
 function childrenOf(processId: number | undefined): number[] {
   const children = readFileSync(`/proc/${processId}/task/${processId}/children`, 'utf8');
   return children.trim().split(' ').filter(Boolean).map(Number);
-}
-
-/** A row that refers to one that is not there. */
-function breakReference(dbPath: string): void {
-  const database = new Sqlite(dbPath);
-  database.pragma('foreign_keys = OFF');
-  database.exec("INSERT INTO project_variables (project_id, name, value) VALUES ('prj_2', 'STAGE', 'live')");
-  database.close();
 }
 
 function openCopy(t: Test, path: string): Sqlite.Database {

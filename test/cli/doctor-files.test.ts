@@ -1,11 +1,11 @@
 import { execSync, spawnSync } from 'node:child_process';
 import { chmodSync, chownSync, statSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
-import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import { busyWriter } from '../helpers/busy.ts';
 import { MAIN } from '../helpers/cli.ts';
 import { findingOf, reportOf, withProject } from '../helpers/doctor.ts';
+import { changeFile } from '../helpers/files.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 
 const ifMayBeSomebodyElse = process.getuid?.() === 0 ? {} : { skip: 'needs root' };
@@ -97,9 +97,7 @@ t.test(
   ifMayBeNobody(process.execPath, MAIN, `${tmpdir()}/.`),
   async (t) => {
     const there = await withProject(t);
-    const database = new Sqlite(there.dbPath);
-    database.pragma('journal_mode = DELETE'); // as a backup has it: to read it takes no other file
-    database.close();
+    changeFile(there.dbPath, 'PRAGMA journal_mode = DELETE'); // as a backup has it: to read it takes no other file
     chmodSync(there.directory, 0o755);
     chownSync(there.dbPath, 65_534, 65_534);
     const somebody = ['--reuid=65534', '--regid=65534', '--clear-groups', process.execPath, MAIN];

@@ -1,10 +1,10 @@
-import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import { type Key, SCOPES } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { hashKeySecret, isKeySecret } from '../../src/secrets.ts';
 import { openStore } from '../../src/store/store.ts';
 import { type Place, place } from '../helpers/cli.ts';
+import { changeFile } from '../helpers/files.ts';
 import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
 
 const ALL = ['--all-scopes', '--all-projects'];
@@ -202,11 +202,11 @@ t.test('show prints scopes, projects and the times of use, expiry and revocation
   t.match((await there.davit(['admin', 'key', 'list'])).stdout, / live {3}never {2}all {7}all\n$/);
 
   const website = await projectOf(there, 'website');
-  const file = new Sqlite(there.dbPath);
-  file.exec(`
-    UPDATE keys SET all_projects = 0, last_used_at = 86400000, expires_at = 172800000, revoked_at = 259200000;
-    INSERT INTO key_projects SELECT keys.id, projects.id FROM keys, projects`);
-  file.close();
+  changeFile(
+    there.dbPath,
+    `UPDATE keys SET all_projects = 0, last_used_at = 86400000, expires_at = 172800000, revoked_at = 259200000;
+    INSERT INTO key_projects SELECT keys.id, projects.id FROM keys, projects`,
+  );
   for (const line of [
     'state      revoked',
     `projects   website (${website})`,

@@ -19,10 +19,10 @@ import { SCHEMA_VERSION } from '../../src/store/database.ts';
 import { lockForServing } from '../../src/store/lock.ts';
 import { migrateFile } from '../../src/store/migrations.ts';
 import { COMPILE_CACHE, MAIN, place, runHere } from '../helpers/cli.ts';
+import { changeFile, dumpFile } from '../helpers/files.ts';
 import { KNOWS_OLDER_SCHEMAS, makeOlder, presentSchema, STEPS, schemaOf } from '../helpers/older-schema.ts';
 import { serveWithLog } from '../helpers/served.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
-import { dumpOf } from '../helpers/store.ts';
 import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
 
 const NODE_OPTIONS = KNOWS_OLDER_SCHEMAS;
@@ -212,7 +212,7 @@ t.test('a migration that breaks references is rolled back and leaves no copy', a
 
 t.test('a damaged file is not migrated, and doctor says what is damaged', async (t) => {
   const { older, refused, directory, dbPath } = await olderFile(t);
-  change(dbPath, "PRAGMA foreign_keys = OFF; DELETE FROM keys WHERE id = 'key_1'");
+  changeFile(dbPath, "PRAGMA foreign_keys = OFF; DELETE FROM keys WHERE id = 'key_1'");
   t.match(await refused(['admin', 'migrate'], { env: { NODE_OPTIONS } }), {
     exitCode: 1,
     message: /davit\.db is damaged \(\d of \w+ refer to keys that are not there\): 'davit doctor' tells more/,
@@ -285,11 +285,10 @@ t.test('a full disk during the copy or the migration leaves the file unchanged',
     ['14m', 'grows', 'the migration of small/davit\\.db'],
   ] as const) {
     const { directory, dbPath } = await olderFile(t);
-    const database = new Sqlite(dbPath);
-    database.exec(
+    changeFile(
+      dbPath,
       "INSERT INTO log_chunks (deployment_id, start, bytes) VALUES ('dpl_1', 100, zeroblob(4000000))",
     );
-    database.close();
     mkdirSync(join(directory, 'small'));
     const { stdout, stderr } = await onSmallDisk(directory, 'small', size, [
       'cp davit.db small/davit.db; sha256sum <small/davit.db',
@@ -330,14 +329,17 @@ t.test('a file of a newer davit or of another program is refused and left unchan
   const { directory, davit } = place(t);
   const inDirectory = (name: string) => join(directory, name);
   await davit(['admin', 'project', 'create', '--name', 'website', '--db', 'newer.db']);
-  change(inDirectory('newer.db'), "PRAGMA user_version = 9; UPDATE instance SET davit_version = '1.4.0'");
+  changeFile(inDirectory('newer.db'), "PRAGMA user_version = 9; UPDATE instance SET davit_version = '1.4.0'");
   await davit(['admin', 'project', 'create', '--name', 'website', '--db', 'unheard.db']);
-  change(inDirectory('unheard.db'), 'PRAGMA user_version = 9; DROP TABLE instance');
+  changeFile(inDirectory('unheard.db'), 'PRAGMA user_version = 9; DROP TABLE instance');
   await davit(['admin', 'project', 'create', '--name', 'website', '--db', 'lying.db']);
-  change(inDirectory('lying.db'), `PRAGMA user_version = 9; UPDATE instance SET davit_version = '\u001b[2J'`);
-  change(inDirectory('songs.db'), 'CREATE TABLE songs (title TEXT)');
-  change(inDirectory('marked.db'), 'PRAGMA application_id = 7');
-  change(inDirectory('counted.db'), 'PRAGMA user_version = 1');
+  changeFile(
+    inDirectory('lying.db'),
+    `PRAGMA user_version = 9; UPDATE instance SET davit_version = '\u001b[2J'`,
+  );
+  changeFile(inDirectory('songs.db'), 'CREATE TABLE songs (title TEXT)');
+  changeFile(inDirectory('marked.db'), 'PRAGMA application_id = 7');
+  changeFile(inDirectory('counted.db'), 'PRAGMA user_version = 1');
   writeFileSync(inDirectory('text.db'), 'my notes, longer than a header of a hundred bytes\n'.repeat(10));
   writeFileSync(inDirectory('byte.db'), 'x');
   writeFileSync(inDirectory('zeros.db'), '');
@@ -437,21 +439,6 @@ function namesMadeIn(t: Test, directory: string): () => Promise<string[]> {
 
 function keptIn(directory: string): string[] {
   return readdirSync(directory).filter((name) => name.includes('.before-v'));
-}
-
-function change(path: string, sql: string): void {
-  const database = new Sqlite(path);
-  database.exec(sql);
-  database.close();
-}
-
-function dumpFile(path: string): Record<string, unknown[]> {
-  const database = new Sqlite(path, { fileMustExist: true });
-  try {
-    return dumpOf(database);
-  } finally {
-    database.close();
-  }
 }
 
 function userVersionOf(path: string): unknown {

@@ -2,12 +2,12 @@ import { spawnSync } from 'node:child_process';
 import { chmodSync, chownSync, mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir, userInfo } from 'node:os';
 import { join } from 'node:path';
-import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import { realEffects } from '../../src/effects.ts';
 import { lockForServing } from '../../src/store/lock.ts';
 import { MAIN, type Place, place } from '../helpers/cli.ts';
 import { ifMayMountFuse, onDeadMount } from '../helpers/dead-mount.ts';
+import { changeFile } from '../helpers/files.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 
 interface Checked {
@@ -206,9 +206,7 @@ t.test('problems of the directory and of the command are both reported', async (
 t.test('a stored variable that is no longer allowed is a problem', async (t) => {
   const there = place(t);
   await create(there, '--env', 'TOKEN=x', '--', 'true');
-  const database = new Sqlite(there.dbPath);
-  database.exec("INSERT INTO project_variables SELECT id, 'LD_PRELOAD', 'hidden' FROM projects");
-  database.close();
+  changeFile(there.dbPath, "INSERT INTO project_variables SELECT id, 'LD_PRELOAD', 'hidden' FROM projects");
   const { findings } = await check(there, 1);
   t.match(
     findings.filter(({ check }) => check === 'variables'),

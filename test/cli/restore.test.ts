@@ -19,17 +19,16 @@ import {
 import { watch as watchFrom } from 'node:fs/promises';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
-import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
 import { copyDatabase } from '../../src/store/backup.ts';
 import { SCHEMA_VERSION } from '../../src/store/database.ts';
 import { busyWriter } from '../helpers/busy.ts';
 import { COMPILE_CACHE, MAIN, type Place, place, run } from '../helpers/cli.ts';
+import { changeFile, dumpFile } from '../helpers/files.ts';
 import { swapIndexes } from '../helpers/filled.ts';
 import { makeLarge } from '../helpers/large.ts';
 import { serve } from '../helpers/served.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
-import { dumpOf } from '../helpers/store.ts';
 import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
 
 t.test('restore brings back the backup and keeps the replaced file', async (t) => {
@@ -51,7 +50,7 @@ t.test('restore brings back the backup and keeps the replaced file', async (t) =
   t.strictSame(dump(), then);
   t.equal(statSync(dbPath).mode & 0o777, 0o600);
   const [kept = ''] = keptIn(directory);
-  t.strictSame(dumpFile(t, join(directory, kept)), now);
+  t.strictSame(dumpFile(join(directory, kept)), now);
   t.strictSame(readdirSync(directory).sort(), ['copy.db', 'davit.db', kept, 'davit.db-lock'].sort());
 });
 
@@ -67,7 +66,7 @@ t.test('restoring to a path without a file needs no --yes and keeps no old file'
     projects: 1,
     keys: 1,
   });
-  t.strictSame(dumpFile(t, join(directory, 'new/davit.db')), dump());
+  t.strictSame(dumpFile(join(directory, 'new/davit.db')), dump());
   t.strictSame(readdirSync(join(directory, 'new')).sort(), ['davit.db', 'davit.db-lock']);
 });
 
@@ -83,7 +82,7 @@ t.test('a WAL of the replaced file is never taken for one of the restored file',
     t.strictSame(dump(), then);
     const [kept = '', ...more] = keptIn(directory);
     t.strictSame(more, []);
-    const ids = new Set(dumpFile(t, join(directory, kept))['projects']?.map((row) => Object(row).id));
+    const ids = new Set(dumpFile(join(directory, kept))['projects']?.map((row) => Object(row).id));
     t.strictSame(
       writer.acknowledged().filter((id) => !ids.has(id)),
       [],
@@ -126,7 +125,7 @@ t.test('a manual copy of a file with its WAL is restored with all that the WAL h
   const wal = readFileSync(join(directory, 'by-hand/davit.db-wal'));
   mkdirSync(join(directory, 'new'));
   t.match(await davit(['restore', 'by-hand/davit.db', '--db', 'new/davit.db']), { exitCode: 0 });
-  const ids = new Set(dumpFile(t, join(directory, 'new/davit.db'))['projects']?.map((row) => Object(row).id));
+  const ids = new Set(dumpFile(join(directory, 'new/davit.db'))['projects']?.map((row) => Object(row).id));
   t.strictSame(
     writer.acknowledged().filter((id) => !ids.has(id)),
     [],
@@ -166,7 +165,7 @@ t.test('while another process has the file open, restore changes nothing', async
   // That process goes on undisturbed.
   while (writer.acknowledged().length === count) await new Promise(setImmediate);
   await writer.stop();
-  t.equal(dumpFile(t, dbPath)['projects']?.length, 1 + writer.acknowledged().length);
+  t.equal(dumpFile(dbPath)['projects']?.length, 1 + writer.acknowledged().length);
   t.strictSame(keptIn(directory), []);
 });
 
@@ -195,29 +194,33 @@ t.test('a missing, damaged, newer or foreign file is not restored', async (t) =>
     ['text.db', (path) => writeFileSync(path, 'text'), /text\.db is not a davit file/],
     [
       'newer.db',
-      (path) => change(path, "PRAGMA user_version = 7; UPDATE instance SET davit_version = '9.8.7'"),
+      (path) => changeFile(path, "PRAGMA user_version = 7; UPDATE instance SET davit_version = '9.8.7'"),
       /newer\.db needs davit 9\.8\.7 or newer: its schema is 7, and this is davit \d/,
     ],
-    ['foreign.db', (path) => change(path, 'PRAGMA application_id = 1'), /foreign\.db is not a davit file/],
+    [
+      'foreign.db',
+      (path) => changeFile(path, 'PRAGMA application_id = 1'),
+      /foreign\.db is not a davit file/,
+    ],
     ['truncated.db', (path) => truncateSync(path, 8 * 4096), /truncated\.db is damaged \(.*\)/],
     [
       'reference.db',
-      (path) => change(path, 'PRAGMA foreign_keys = OFF; DELETE FROM projects'),
+      (path) => changeFile(path, 'PRAGMA foreign_keys = OFF; DELETE FROM projects'),
       /reference\.db is damaged \(1 of project_variables refer to projects that are not there\)/,
     ],
     [
       'table.db',
-      (path) => change(path, 'DROP TABLE replays'),
+      (path) => changeFile(path, 'DROP TABLE replays'),
       /table\.db is damaged \(the table replays is missing\)/,
     ],
     [
       'trigger.db',
-      (path) => change(path, 'DROP TRIGGER deployment_end_is_final'),
+      (path) => changeFile(path, 'DROP TRIGGER deployment_end_is_final'),
       /trigger\.db is damaged \(the trigger deployment_end_is_final is missing\)/,
     ],
     [
       'instance.db',
-      (path) => change(path, 'DELETE FROM instance'),
+      (path) => changeFile(path, 'DELETE FROM instance'),
       /instance\.db is damaged \(the row of the table instance is missing\)/,
     ],
     [
@@ -283,7 +286,7 @@ t.test('restore does not announce what is paused, held or deleted', async (t) =>
   await davit(['admin', 'project', 'create', '--name', 'paused', '--', '/bin/true']);
   await davit(['admin', 'deployment', 'create', 'paused', 'main']);
   await davit(['admin', 'project', 'pause', 'paused']);
-  change(
+  changeFile(
     join(directory, 'davit.db'),
     `INSERT INTO webhooks (id, key_id, url, events, status, created_at, enabled_at, deleted_at)
      SELECT 'whk_' || value, keys.id, 'https://example.com/', '[]', value, 1, 1, iif(value = 'enabled', 2, NULL)
@@ -300,9 +303,7 @@ t.test('restore does not announce what is paused, held or deleted', async (t) =>
 t.test('a database of another program is not replaced', async (t) => {
   const { refused, directory } = await withCopy(t);
   const path = join(directory, 'songs.db');
-  const songs = new Sqlite(path);
-  songs.exec('CREATE TABLE songs (title TEXT)');
-  songs.close();
+  changeFile(path, 'CREATE TABLE songs (title TEXT)');
   const before = readFileSync(path);
   t.match(await refused(['restore', 'copy.db', '--db', 'songs.db', '--yes']), {
     exitCode: 1,
@@ -369,7 +370,7 @@ t.test('a file that appears while restore copies is not replaced unasked', async
   renameSync(join(directory, 'other.db'), appeared);
   t.strictSame(await once(child, 'exit'), [2, null]);
   t.match(await stderr, /give --yes/);
-  t.match(dumpFile(t, appeared)['projects'], [{ name: 'colleague' }]);
+  t.match(dumpFile(appeared)['projects'], [{ name: 'colleague' }]);
   t.strictSame(keptIn(directory), []);
 });
 
@@ -489,16 +490,4 @@ function withoutRootsRights(directory: string, command: string[]) {
 
 function keptIn(directory: string): string[] {
   return readdirSync(directory).filter((name) => name.includes('.before-restore-'));
-}
-
-function dumpFile(t: Test, path: string): Record<string, unknown[]> {
-  const reader = new Sqlite(path, { fileMustExist: true });
-  t.teardown(() => reader.close());
-  return dumpOf(reader);
-}
-
-function change(path: string, sql: string): void {
-  const database = new Sqlite(path);
-  database.exec(sql);
-  database.close();
 }

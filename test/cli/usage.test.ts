@@ -3,13 +3,13 @@ import { once } from 'node:events';
 import { existsSync, mkdirSync, readdirSync, rmSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
 import { basename, join } from 'node:path';
 import { text } from 'node:stream/consumers';
-import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import { version } from '../../src/assets.ts';
 import { serveOptions } from '../../src/config.ts';
 import { realEffects } from '../../src/effects.ts';
 import { newKeySecret, newSigningSecret } from '../../src/secrets.ts';
 import { COMPILE_CACHE, MAIN, place, run, runProcess } from '../helpers/cli.ts';
+import { changeFile } from '../helpers/files.ts';
 import { serveWithLog } from '../helpers/served.ts';
 
 t.test('--version prints only the version', async (t) => {
@@ -452,9 +452,7 @@ t.test('an unusable or newer file is refused and left as it is', async (t) => {
   }
   t.equal(statSync(join(directory, 'empty')).size, 0);
   await davit(['admin', 'project', 'create', '--name', 'website']);
-  const newer = new Sqlite(dbPath);
-  newer.pragma('user_version = 999');
-  newer.close();
+  changeFile(dbPath, 'PRAGMA user_version = 999');
   for (const words of [['admin', 'key', 'list'], ['doctor'], ['backup', 'copy.db'], ['serve']]) {
     t.match(await refused(words), { exitCode: 1, message: /needs a newer davit: its schema is 999/ });
   }

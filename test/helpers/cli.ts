@@ -4,12 +4,12 @@ import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { PassThrough, Writable } from 'node:stream';
 import { buffer } from 'node:stream/consumers';
-import Sqlite from 'better-sqlite3';
 import type { Test } from 'tap';
 import { runCommandLine } from '../../src/cli/commands.ts';
 import { createTerminal } from '../../src/cli/terminal.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
-import { dumpOf, temporaryDirectory } from './store.ts';
+import { dumpFile } from './files.ts';
+import { temporaryDirectory } from './store.ts';
 
 export const MAIN = join(import.meta.dirname, '../../src/main.ts');
 
@@ -176,12 +176,6 @@ export function place(t: Test, how: typeof run = run): Place {
   };
 
   function dump(): Record<string, unknown[]> {
-    if (!existsSync(dbPath)) return {};
-    const reader = new Sqlite(dbPath);
-    try {
-      return dumpOf(reader);
-    } finally {
-      reader.close();
-    }
+    return existsSync(dbPath) ? dumpFile(dbPath) : {};
   }
 }
