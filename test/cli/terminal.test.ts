@@ -162,6 +162,33 @@ t.test('EPIPE on stdout and errors of stderr are ignored, and a full disk is rep
   t.strictSame(lost, ['write ENOSPC']);
 });
 
+t.test('progress overwrites its own line, and a note replaces it', async (t) => {
+  const { terminal, written } = streams({ isTTY: true, columns: 20 });
+  terminal.progress('copying: 1 %');
+  terminal.progress('copying: 99 % of very much');
+  terminal.note('done');
+  terminal.note('really');
+  t.equal(
+    written.stderr(),
+    'copying: 1 %\r\u001b[Kcopying: 99 % of ve\r\u001b[Kdone\nreally\n',
+    'no line is wider than the terminal',
+  );
+});
+
+t.test('without a terminal there is no progress', async (t) => {
+  const { terminal, written } = streams({});
+  terminal.progress('copying: 1 %');
+  terminal.note('done');
+  t.equal(written.stderr(), 'done\n');
+});
+
+t.test('a terminal that knows no control sequences gets none', async (t) => {
+  const { terminal, written } = streams({ isTTY: true }, { TERM: 'dumb' });
+  terminal.progress('copying: 1 %');
+  terminal.note('done');
+  t.equal(written.stderr(), 'done\n');
+});
+
 async function withFile(t: Test) {
   const there = place(t);
   await there.davit(['admin', 'project', 'create', '--name', 'site', '--', '/bin/true']);
