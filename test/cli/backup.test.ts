@@ -19,7 +19,7 @@ import { realEffects } from '../../src/effects.ts';
 import { APPLICATION_ID, SCHEMA_VERSION } from '../../src/store/database.ts';
 import { busyWriter } from '../helpers/busy.ts';
 import { COMPILE_CACHE, MAIN, place, run } from '../helpers/cli.ts';
-import { until } from '../helpers/commands.ts';
+import { childrenOf, until } from '../helpers/commands.ts';
 import { changeFile } from '../helpers/files.ts';
 import { makeLarge } from '../helpers/large.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
@@ -340,11 +340,6 @@ async function backupUnderWay(t: Test, directory: string): Promise<Backup> {
     if (size > 0) return backup;
   }
   throw new Error('the directory is not watched any more');
-}
-
-function childrenOf(processId: number | undefined): number[] {
-  const children = readFileSync(`/proc/${processId}/task/${processId}/children`, 'utf8');
-  return children.trim().split(' ').filter(Boolean).map(Number);
 }
 
 function openCopy(t: Test, path: string): Sqlite.Database {

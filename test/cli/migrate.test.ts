@@ -19,6 +19,7 @@ import { SCHEMA_VERSION } from '../../src/store/database.ts';
 import { lockForServing } from '../../src/store/lock.ts';
 import { migrateFile } from '../../src/store/migrations.ts';
 import { COMPILE_CACHE, MAIN, place, runHere } from '../helpers/cli.ts';
+import { childrenOf } from '../helpers/commands.ts';
 import { changeFile, dumpFile } from '../helpers/files.ts';
 import { KNOWS_OLDER_SCHEMAS, makeOlder, presentSchema, STEPS, schemaOf } from '../helpers/older-schema.ts';
 import { serveWithLog } from '../helpers/served.ts';
@@ -232,7 +233,7 @@ t.test('a migration that was stopped or killed leaves the file as it was and can
   ] as const) {
     const { older, directory, dbPath, before, present } = await olderFile(t);
     const { child, stderr } = await migrationUnderWay(t, directory, ['admin', 'migrate']);
-    const children = childrenOf(child.pid ?? 0);
+    const children = childrenOf(child.pid);
     const ended = once(child, 'exit');
     child.kill(signal);
     t.strictSame(await ended, ending);
@@ -448,11 +449,6 @@ function userVersionOf(path: string): unknown {
   } finally {
     database.close();
   }
-}
-
-function childrenOf(processId: number): number[] {
-  const children = readFileSync(`/proc/${processId}/task/${processId}/children`, 'utf8');
-  return children.trim().split(' ').filter(Boolean).map(Number);
 }
 
 /** A process that was killed holds its locks until the system has taken it down. */

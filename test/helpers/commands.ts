@@ -138,6 +138,12 @@ export function namedPipe(t: Test): string {
   return path;
 }
 
+/** Those that its main thread started, proc_tid_children(5). */
+export function childrenOf(processId: number | undefined): number[] {
+  const children = readFileSync(`/proc/${processId}/task/${processId}/children`, 'utf8');
+  return children.trim().split(' ').filter(Boolean).map(Number);
+}
+
 /** One letter, proc_pid_stat(5); undefined when there is no such process. */
 export function stateOf(processId: number): string | undefined {
   if (processIdentity(processId) === undefined) return undefined;
