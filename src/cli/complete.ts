@@ -52,11 +52,7 @@ export async function completionText(
 }
 
 /** The same for words without quotes. Candidates begin with the last word. */
-export async function complete(
-  program: Command,
-  words: readonly string[],
-  namesOf: NamesOf,
-): Promise<Completion> {
+async function complete(program: Command, words: readonly string[], namesOf: NamesOf): Promise<Completion> {
   const current = words.at(-1) ?? '';
   const { command, positionals, awaiting, isOver, isHelp, dbPath } = walk(program, words.slice(0, -1));
   if (command === null) return NOTHING;
