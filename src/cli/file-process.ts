@@ -26,11 +26,15 @@ export type FileMessage =
   | { kind: 'noRoom'; code: string; room?: Room }
   | { kind: 'failed'; code: ErrorCode; message: string };
 
-/** `neededBytes`: with `spareBytes`. */
-export interface Room {
-  neededBytes: number;
+/** What must be left on a disk, and what is free there. */
+interface Spare {
   spareBytes: number;
   freeBytes: number;
+}
+
+/** `neededBytes`: with `spareBytes`. */
+export interface Room extends Spare {
+  neededBytes: number;
 }
 
 /** How davit calls itself for this: see file-work.ts. Not for users. */
@@ -106,11 +110,7 @@ async function perform(
  * What must be left on the disk of a service that writes on, for its WAL, and what is free; undefined: the copy is made
  * on another disk, or of a file that is not served. There it may fill the disk: its size is known only roughly before.
  */
-async function spareOf(
-  from: string,
-  directory: string,
-  parentProcessId: number,
-): Promise<{ spareBytes: number; freeBytes: number } | undefined> {
+async function spareOf(from: string, directory: string, parentProcessId: number): Promise<Spare | undefined> {
   const [{ servedBy }, { freeBytesIn }, { CHECKPOINT_AT_BYTES }] = await Promise.all([
     import('../store/lock.ts'),
     import('../store/partial-file.ts'),
@@ -124,10 +124,7 @@ async function spareOf(
 }
 
 /** Throws NoRoom if a file of that size would leave less than `spareBytes`. */
-function refuseToTake(
-  bytes: number,
-  { spareBytes, freeBytes }: { spareBytes: number; freeBytes: number },
-): void {
+function refuseToTake(bytes: number, { spareBytes, freeBytes }: Spare): void {
   const neededBytes = bytes + spareBytes;
   if (freeBytes < neededBytes) throw new NoRoom({ neededBytes, spareBytes, freeBytes });
 }

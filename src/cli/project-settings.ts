@@ -31,8 +31,6 @@ const POLICY_MEANINGS: Record<QueuePolicy, string> = {
   latest: 'a new deployment replaces those that wait',
 };
 
-type Words = [string, ...string[]];
-
 interface CreateOptions {
   name: string;
   dir?: string;
@@ -321,7 +319,7 @@ function commandOf(
   command: Command,
   words: readonly string[],
   { commandLine }: CommandContext,
-): Words | null {
+): ProjectSettings['command'] {
   const dashesAt = commandLine.indexOf('--');
   const count = dashesAt < 0 ? 0 : commandLine.length - dashesAt - 1;
   // Commander took one of the words after -- for the project.

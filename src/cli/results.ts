@@ -25,10 +25,10 @@ function jsonOf(value: unknown): string {
  * Prints `word`, the id or the secret of what was made, alone on stdout, so that $(…) takes it; `text`, for people,
  * goes to stderr. With `--json`, prints all of `made` and nothing else.
  */
-export function printMade<Made>(
+export function printMade(
   context: CommandContext,
   { json }: { json?: boolean },
-  made: Made,
+  made: unknown,
   text: string,
   word: string,
 ): void {
