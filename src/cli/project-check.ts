@@ -1,6 +1,6 @@
-import { statSync } from 'node:fs';
 import { userInfo } from 'node:os';
 import type { Command } from 'commander';
+import { statusOf } from '../paths.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import { type CommandContext, explain, jsonOption } from './command.ts';
 import { dbPathOf, withStore } from './database-file.ts';
@@ -67,8 +67,8 @@ async function checkProject(
 /** Whether this user is not that of the service, and may have other rights. */
 function checkUser(project: ProjectDetails, dbPath: string, { serviceProcessId }: Surroundings): Finding {
   const uid = process.getuid?.();
-  const serviceUid = serviceProcessId === null ? undefined : ownerOf(`/proc/${serviceProcessId}`);
-  const otherUid = serviceUid ?? ownerOf(dbPath);
+  const serviceUid = serviceProcessId === null ? undefined : statusOf(`/proc/${serviceProcessId}`)?.uid;
+  const otherUid = serviceUid ?? statusOf(dbPath)?.uid;
   const message = `checked as ${userName()}`;
   if (uid === undefined || otherUid === undefined || otherUid === uid) {
     return ok('user', message);
@@ -80,10 +80,6 @@ function checkUser(project: ProjectDetails, dbPath: string, { serviceProcessId }
     `${message}, and ${why}, who may have other rights`,
     `sudo -u ${other} davit admin project check ${project.id}`,
   );
-}
-
-function ownerOf(path: string): number | undefined {
-  return statSync(path, { throwIfNoEntry: false })?.uid;
 }
 
 function userName(): string {
