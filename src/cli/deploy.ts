@@ -93,7 +93,8 @@ async function deploy(
   context: CommandContext,
 ): Promise<void> {
   const key = keyOf(command, options, context);
-  const caPem = isGiven(options.caFile) ? readAuthorities('--ca-file', options.caFile) : null;
+  // Of both files, an empty name counts as none.
+  const caPem = options.caFile ? readAuthorities('--ca-file', options.caFile) : null;
   const idempotencyKey =
     options.idempotencyKey ?? `davit-deploy-${randomBase62(22, context.effects.randomBytes)}`;
   warnOfPlainText(options.url, context);
@@ -195,19 +196,13 @@ async function endOf(
 
 /** Never from the command line, which every user of the machine can read. */
 function keyOf(command: Command, { keyFile }: DeployOptions, { environment }: CommandContext): string {
-  const key = (
-    isGiven(keyFile) ? readOptionFile('--key-file', keyFile).toString() : environment['DAVIT_KEY']
-  )?.trim();
+  const text = keyFile ? readOptionFile('--key-file', keyFile).toString() : environment['DAVIT_KEY'];
+  const key = text?.trim();
   if (key === undefined || key === '')
     return misused(command, 'there is no key: set DAVIT_KEY or say --key-file');
   if (!/^[\x21-\x7e]+$/.test(key))
     return misused(command, 'the key must be the single line that davit printed');
   return key;
-}
-
-/** An empty variable counts as none. */
-function isGiven(path: string | undefined): path is string {
-  return path !== undefined && path !== '';
 }
 
 function warnOfPlainText({ protocol, hostname }: URL, { terminal }: CommandContext): void {
