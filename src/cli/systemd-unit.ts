@@ -57,19 +57,15 @@ const HIDDEN = [
 
 /** Warns of files that the unit needs and would not see. */
 function warningsOf(programs: readonly string[], dbPath: string): string[] {
-  const hiding = (path: string) => HIDDEN.flatMap(([setting, form]) => (form.test(path) ? setting : []));
-  return [
-    ...programs.flatMap((path) =>
-      hiding(path).map(
-        (setting) =>
-          `${setting} hides ${printable(path)} from the unit: install davit as /usr/local/bin/davit, and have that print the unit`,
-      ),
-    ),
-    ...hiding(dbPath).map(
-      (setting) =>
-        `${setting} hides ${printable(dbPath)} from the unit: choose another place with --db, such as ${STATE_DIRECTORY}/davit.db`,
-    ),
-  ];
+  const install = 'install davit as /usr/local/bin/davit, and have that print the unit';
+  const choose = `choose another place with --db, such as ${STATE_DIRECTORY}/davit.db`;
+  return [...programs.flatMap((path) => warningsOfOne(path, install)), ...warningsOfOne(dbPath, choose)];
+}
+
+function warningsOfOne(path: string, advice: string): string[] {
+  return HIDDEN.filter(([, form]) => form.test(path)).map(
+    ([setting]) => `${setting} hides ${printable(path)} from the unit: ${advice}`,
+  );
 }
 
 function unitText(user: string, program: readonly string[], dbPath: string, realDbPath: string): string {
