@@ -28,7 +28,7 @@ import {
   proxyStatusOf,
   watchConnections,
 } from './connections.ts';
-import { tookText } from './deployment-status.ts';
+import { tookText } from './moments.ts';
 import { createPatience, type Patience } from './patience.ts';
 import { proxiesOf } from './proxies.ts';
 

@@ -18,8 +18,9 @@ import type { ApiClient } from './api-client.ts';
 import { type CommandContext, explain, misused, Refusal, requiredOption, stayAlive } from './command.ts';
 import type { Outcome } from './deploy-follow.ts';
 import { handleInterruption, type Interruption } from './deploy-interrupt.ts';
-import { deploymentText, statusText, tookText } from './deployment-status.ts';
+import { deploymentText, statusText } from './deployment-status.ts';
 import { createLogOutput, type LogOutput } from './log-output.ts';
+import { tookText } from './moments.ts';
 import { GaveUp } from './patience.ts';
 import { printJson } from './results.ts';
 

@@ -1,5 +1,4 @@
 import type { Deployment, DeploymentStatus, Project } from '../domain.ts';
-import { formatDuration } from '../durations.ts';
 import { printable } from '../printable.ts';
 import type { Colour } from './table.ts';
 
@@ -38,11 +37,6 @@ export const STATUS_COLOURS: Record<DeploymentStatus, Colour | undefined> = {
   failed: 'red',
   canceled: 'gray',
 };
-
-/** How long something took: `1m30s`, `250ms`. */
-export function tookText(durationMs: number): string {
-  return durationMs < 1_000 ? `${durationMs}ms` : formatDuration(durationMs);
-}
 
 /** Said of a deployment whose project has no command. */
 export const REPORTED_ELSEWHERE = 'another system carries it out, and reports how it went';

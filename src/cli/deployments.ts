@@ -9,9 +9,9 @@ import type { Store } from '../store/store.ts';
 import { type CommandContext, explain, jsonOption, misused } from './command.ts';
 import { withStore } from './database-file.ts';
 import { defineLogs } from './deployment-logs.ts';
-import { obstacleOf, STATUS_COLOURS, statusText, tookText } from './deployment-status.ts';
+import { obstacleOf, STATUS_COLOURS, statusText } from './deployment-status.ts';
 import { chosenOf, latestOf, limitOption, noteCut } from './lists.ts';
-import { exactMomentOf, moment } from './moments.ts';
+import { exactMomentOf, moment, tookText } from './moments.ts';
 import {
   DEPLOYMENT_ARGUMENT,
   nameOfProject,

@@ -1,5 +1,5 @@
 import type { Timestamp } from '../domain.ts';
-import { DAY_MS, HOUR_MS, MINUTE_MS } from '../durations.ts';
+import { DAY_MS, formatDuration, HOUR_MS, MINUTE_MS } from '../durations.ts';
 import type { CommandContext } from './command.ts';
 
 /** On a terminal such as `3h ago`, else ISO 8601; empty for null, a moment that has not come. */
@@ -33,4 +33,9 @@ export function fromNow(at: Timestamp, nowMs: number): string {
   if (unit === undefined) return 'now';
   const distance = `${Math.floor(Math.abs(awayMs) / unitMs)}${unit}`;
   return awayMs < 0 ? `${distance} ago` : `in ${distance}`;
+}
+
+/** How long something took: `1m30s`, `250ms`. */
+export function tookText(durationMs: number): string {
+  return durationMs < 1_000 ? `${durationMs}ms` : formatDuration(durationMs);
 }

@@ -1,7 +1,7 @@
 import { delay } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import type { CommandContext } from './command.ts';
-import { tookText } from './deployment-status.ts';
+import { tookText } from './moments.ts';
 
 /** The service was not reached, and there is no retry left, or none would help. */
 export class GaveUp extends AppError {

@@ -6,7 +6,7 @@ import { readAuthorities } from '../pem.ts';
 import type { Store } from '../store/store.ts';
 import { type CommandContext, explain, jsonOption, Refusal } from './command.ts';
 import { withStore } from './database-file.ts';
-import { tookText } from './deployment-status.ts';
+import { tookText } from './moments.ts';
 import { nameOfWebhook, resolveWebhook, WEBHOOK_ARGUMENT } from './names.ts';
 import { printJson } from './results.ts';
 import { fields } from './table.ts';
