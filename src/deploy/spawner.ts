@@ -10,7 +10,7 @@ import { createPipeReader, type PipeReading } from './pipes.ts';
 import type { Posix, ProcessEnd, Program } from './posix.ts';
 import { signal } from './process-tree.ts';
 
-export type SpawnResult = StartedProcess | NotStarted | Shortage;
+type SpawnResult = StartedProcess | NotStarted | Shortage;
 
 /** `cause` is a sentence for whoever configured the command. */
 export interface NotStarted {

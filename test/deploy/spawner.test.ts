@@ -6,12 +6,8 @@ import type { Readable, Writable } from 'node:stream';
 import { text } from 'node:stream/consumers';
 import koffi from 'koffi';
 import t, { type Test } from 'tap';
-import {
-  createSpawner,
-  type Spawner,
-  type SpawnResult,
-  type StartedProcess,
-} from '../../src/deploy/spawner.ts';
+import type { SpawnRequest } from '../../src/deploy/command-file.ts';
+import { createSpawner, type Spawner, type StartedProcess } from '../../src/deploy/spawner.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
 import { hasOrphans } from '../../src/proc.ts';
 import { processIdentity } from '../../src/process-identity.ts';
@@ -29,13 +25,11 @@ const OWN_SCORE = ownScore();
 t.test('a hundred commands can be started and end at once', async (t) => {
   const spawner = testSpawner(t);
   // The first opens a file that stays open.
-  await (await startedOf(spawner.spawn({ ...REQUEST, command: ['true'] }))).ended;
+  await (await start(spawner, ['true'])).ended;
   const descriptors = readdirSync('/proc/self/fd').length;
   const ends = await Promise.all(
     Array.from({ length: 100 }, async (_, number) => {
-      const started = await startedOf(
-        spawner.spawn({ ...REQUEST, command: ['sh', '-c', `echo ${number}; exit ${number}`] }),
-      );
+      const started = await start(spawner, ['sh', '-c', `echo ${number}; exit ${number}`]);
       return { output: await outputOf(started), end: await started.ended };
     }),
   );
@@ -52,7 +46,7 @@ t.test('a hundred commands can be started and end at once', async (t) => {
 t.test('a started command has the exact identity of its process, and its signal is reported', async (t) => {
   const spawner = testSpawner(t);
   for (const signal of ['SIGKILL', 'SIGTERM', 'SIGABRT'] as const) {
-    const started = await startedOf(spawner.spawn({ ...REQUEST, command: ['sleep', '1000'] }));
+    const started = await start(spawner, ['sleep', '1000']);
     t.strictSame(started.identity, processIdentity(started.identity.processId));
     t.equal(started.identity.bootId, readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim());
     process.kill(started.identity.processId, signal);
@@ -63,7 +57,7 @@ t.test('a started command has the exact identity of its process, and its signal 
 
 t.test('a command leads its own session and process group', async (t) => {
   const spawner = testSpawner(t);
-  const started = await startedOf(spawner.spawn({ ...REQUEST, command: ['cat', '/proc/self/stat'] }));
+  const started = await start(spawner, ['cat', '/proc/self/stat']);
   const { processId } = started.identity;
   const [parentId, groupId, sessionId] =
     /\) \w (\d+) (\d+) (\d+)/.exec(await outputOf(started))?.slice(1) ?? [];
@@ -72,23 +66,21 @@ t.test('a command leads its own session and process group', async (t) => {
 
 t.test('a command has three open files, default signals and an empty stdin', async (t) => {
   const spawner = testSpawner(t);
-  const files = await startedOf(spawner.spawn({ ...REQUEST, command: ['ls', '/proc/self/fd'] }));
+  const files = await start(spawner, ['ls', '/proc/self/fd']);
   // 3 is the directory that ls reads.
   t.equal(await outputOf(files), '0\n1\n2\n3\n');
-  const status = await startedOf(spawner.spawn({ ...REQUEST, command: ['cat', '/proc/self/status'] }));
+  const status = await start(spawner, ['cat', '/proc/self/status']);
   t.match(await outputOf(status), /SigBlk:\s*0+\n(Sig.*\n)*SigIgn:\s*0+\n/);
-  const input = await startedOf(spawner.spawn({ ...REQUEST, command: ['wc', '-c'] }));
+  const input = await start(spawner, ['wc', '-c']);
   t.equal(await outputOf(input), '0\n');
 });
 
 t.test('the output of a command is one pipe, which can be reopened by name', async (t) => {
   const spawner = testSpawner(t);
   const script = 'echo one; echo two >&2; echo three >/dev/stderr; echo four >/dev/stdout';
-  const started = await startedOf(spawner.spawn({ ...REQUEST, command: ['sh', '-c', script] }));
+  const started = await start(spawner, ['sh', '-c', script]);
   t.equal(await outputOf(started), 'one\ntwo\nthree\nfour\n');
-  const mode = await startedOf(
-    spawner.spawn({ ...REQUEST, command: ['stat', '-L', '-c', '%a', '/dev/stdout'] }),
-  );
+  const mode = await start(spawner, ['stat', '-L', '-c', '%a', '/dev/stdout']);
   t.equal(await outputOf(mode), '622\n', 'another user may write to it, and not read it');
 });
 
@@ -96,10 +88,9 @@ t.test('the OOM killer prefers commands to the service', async (t) => {
   const spawner = testSpawner(t);
   const scoresOfCommands = () =>
     Promise.all(
-      Array.from({ length: 5 }, async () => {
-        const command = ['cat', SCORE_FILE] as const;
-        return Number(await outputOf(await startedOf(spawner.spawn({ ...REQUEST, command }))));
-      }),
+      Array.from({ length: 5 }, async () =>
+        Number(await outputOf(await start(spawner, ['cat', SCORE_FILE]))),
+      ),
     );
   t.strictSame(await scoresOfCommands(), Array(5).fill(Math.max(OWN_SCORE, 500)));
   t.equal(ownScore(), OWN_SCORE);
@@ -113,9 +104,7 @@ t.test('the OOM killer prefers commands to the service', async (t) => {
 t.test('a command gets exactly its environment and its arguments', async (t) => {
   const spawner = testSpawner(t);
   const environment = { PATH, EMPTY: '', ODD: 'a=b\n"\'$HOME é' };
-  const seen = await startedOf(
-    spawner.spawn({ ...REQUEST, command: ['cat', '/proc/self/environ'], environment }),
-  );
+  const seen = await start(spawner, ['cat', '/proc/self/environ'], { environment });
   t.equal(
     await outputOf(seen),
     Object.entries(environment)
@@ -123,7 +112,7 @@ t.test('a command gets exactly its environment and its arguments', async (t) => 
       .join(''),
   );
   const words = ['', '$HOME', '; rm -rf /', '-n', 'é'];
-  const echoed = await startedOf(spawner.spawn({ ...REQUEST, command: ['printf', '<%s>', ...words] }));
+  const echoed = await start(spawner, ['printf', '<%s>', ...words]);
   t.equal(await outputOf(echoed), words.map((word) => `<${word}>`).join(''));
 });
 
@@ -133,14 +122,11 @@ t.test('a path counts from the directory, a name is looked up in the PATH of the
   mkdirSync(join(directory, 'bin'));
   writeFileSync(join(directory, 'bin/tool'), '#!/bin/sh\necho "$0 in $PWD"\n', { mode: 0o755 });
   const path = join(directory, 'bin/tool');
-  const from = (changes: object) =>
-    spawner.spawn({ ...REQUEST, directory, command: ['bin/tool'], ...changes });
-  t.equal(await outputOf(await startedOf(from({}))), `${path} in ${directory}\n`);
+  const byPath = await start(spawner, ['bin/tool'], { directory });
+  t.equal(await outputOf(byPath), `${path} in ${directory}\n`);
   const environment = { PATH: `/no/such/directory:${directory}/bin` };
-  t.equal(
-    await outputOf(await startedOf(from({ command: ['tool'], environment }))),
-    `${path} in ${directory}\n`,
-  );
+  const byName = await start(spawner, ['tool'], { directory, environment });
+  t.equal(await outputOf(byName), `${path} in ${directory}\n`);
 });
 
 t.test('a command that cannot be started gives the cause and leaves no file open', async (t) => {
@@ -190,7 +176,7 @@ t.test('adopted orphans are reaped and not taken for commands', async (t) => {
   const orphanIds = await Promise.all(
     Array.from({ length: 50 }, async (_, number) => {
       const command = ['sh', '-c', `sh -c 'exit 3' & echo $!; exit ${number}`] as const;
-      const started = await startedOf(spawner.spawn({ ...REQUEST, command: [...command] }));
+      const started = await start(spawner, command);
       const output = await outputOf(started);
       t.strictSame(await started.ended, { kind: 'exited', exitCode: number });
       return Number(output);
@@ -202,10 +188,10 @@ t.test('adopted orphans are reaped and not taken for commands', async (t) => {
 t.test('hasOrphans is true while an orphan lives, and a command does not count', async (t) => {
   const spawner = adoptingSpawner(t);
   const pipe = namedPipe(t);
-  const running = await startedOf(spawner.spawn({ ...REQUEST, command: ['sleep', '1000'] }));
+  const running = await start(spawner, ['sleep', '1000']);
   t.equal(hasOrphans(), false);
   const command = ['sh', '-c', `setsid env -i sh -c 'read line <"${pipe}"' >/dev/null 2>&1 &`] as const;
-  await (await startedOf(spawner.spawn({ ...REQUEST, command: [...command] }))).ended;
+  await (await start(spawner, command)).ended;
   t.equal(hasOrphans(), true);
   writeFileSync(pipe, 'go\n');
   await until(() => !hasOrphans());
@@ -216,9 +202,7 @@ t.test('hasOrphans is true while an orphan lives, and a command does not count',
 t.test('an orphan that ends while no file can be opened is reaped later', async (t) => {
   const spawner = adoptingSpawner(t);
   const command = ['sh', '-c', 'sleep 1000 >/dev/null 2>&1 & echo $!'] as const;
-  const orphanId = Number(
-    await outputOf(await startedOf(spawner.spawn({ ...REQUEST, command: [...command] }))),
-  );
+  const orphanId = Number(await outputOf(await start(spawner, command)));
   await until(hasOrphans);
   t.teardown(openAgain);
   process.kill(orphanId, 'SIGKILL');
@@ -229,7 +213,7 @@ t.test('an orphan that ends while no file can be opened is reaped later', async 
     openAgain();
   } while (!['Z', undefined].includes(stateOf(orphanId)));
   t.equal(stateOf(orphanId), 'Z');
-  await (await startedOf(spawner.spawn({ ...REQUEST, command: ['true'] }))).ended;
+  await (await start(spawner, ['true'])).ended;
   await until(() => stateOf(orphanId) === undefined);
 });
 
@@ -239,7 +223,7 @@ t.test('the reaper leaves child processes of Node to Node', async (t) => {
   while (stateOf(Number(child.pid)) !== 'Z'); // in this turn of the event loop: Node has not heard of it
   process.emit('SIGCHLD', 'SIGCHLD');
   t.strictSame(await once(child, 'exit'), [7, null]);
-  const started = await startedOf(spawner.spawn({ ...REQUEST, command: ['true'] }));
+  const started = await start(spawner, ['true']);
   t.strictSame(await started.ended, { kind: 'exited', exitCode: 0 });
 });
 
@@ -254,7 +238,7 @@ t.test('an orphan that looks like a child of Node is reaped, and so are later on
   process.kill(orphanId, 'SIGKILL');
   await until(() => stateOf(orphanId) === 'Z');
   const command = ['sh', '-c', 'sh -c "exit 3" & echo $!'] as const;
-  const other = Number(await outputOf(await startedOf(spawner.spawn({ ...REQUEST, command: [...command] }))));
+  const other = Number(await outputOf(await start(spawner, command)));
   await until(() => stateOf(orphanId) === undefined && stateOf(other) === undefined);
 });
 
@@ -297,7 +281,7 @@ t.test('a spawn without free file descriptors fails for a shortage', ifHas('prli
   } finally {
     release();
   }
-  await startedOf(spawner.spawn({ ...REQUEST, command: ['true'] }));
+  await start(spawner, ['true']);
 });
 
 t.test('a command started while no file can be opened is not ended for that', async (t) => {
@@ -315,7 +299,7 @@ t.test('a command started while no file can be opened is not ended for that', as
   t.teardown(spawner.close);
   refuseToOpen('ENFILE');
   t.teardown(openAgain);
-  const started = await startedOf(spawner.spawn({ ...REQUEST, command: ['sh', '-c', 'exit 3'] }));
+  const started = await start(spawner, ['sh', '-c', 'exit 3']);
   t.strictSame(await started.ended, { kind: 'exited', exitCode: 3 });
 });
 
@@ -394,8 +378,12 @@ function ownScore(): number {
   return Number(readFileSync(SCORE_FILE, 'utf8'));
 }
 
-async function startedOf(spawned: Promise<SpawnResult>): Promise<StartedProcess> {
-  const result = await spawned;
+async function start(
+  spawner: Spawner,
+  command: SpawnRequest['command'],
+  changes: Partial<SpawnRequest> = {},
+): Promise<StartedProcess> {
+  const result = await spawner.spawn({ ...REQUEST, command, ...changes });
   if (result.kind !== 'started') throw new Error(`it was not started: ${JSON.stringify(result)}`);
   return result;
 }
