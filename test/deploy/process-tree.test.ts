@@ -2,23 +2,14 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { readdirSync, readFileSync } from 'node:fs';
 import t, { type Test } from 'tap';
-import { noIdWasReused, stopTree } from '../../src/deploy/process-tree.ts';
-import { type Effects, realEffects } from '../../src/effects.ts';
+import { noIdWasReused, signal, stopTree } from '../../src/deploy/process-tree.ts';
+import { type Effects, realEffects as effects } from '../../src/effects.ts';
 import { isAlive, type ProcessIdentity, processIdentity } from '../../src/process-identity.ts';
 import { fixture, until } from '../helpers/commands.ts';
 import { openAgain, refuseToOpen } from '../helpers/limits.ts';
 import { newDeploymentId, startProcess } from '../helpers/marked-processes.ts';
 import { ifMayUnshare, runInNamespace } from '../helpers/namespaces.ts';
 import { ifHas } from '../helpers/programs.ts';
-
-/** The real ones, whose timers keep this process alive, as a service's sockets do. */
-const effects: Effects = {
-  ...realEffects,
-  after(delayMs, action) {
-    const timer = setTimeout(action, delayMs);
-    return () => clearTimeout(timer);
-  },
-};
 
 t.test('stopping without a leader ends every process that carries the marker', async (t) => {
   const deploymentId = newDeploymentId();
@@ -254,14 +245,6 @@ async function leftBy(t: Test, command: [string, ...string[]], deploymentId: str
     .split('\n')
     .map((id) => processIdentity(Number(id)))
     .filter((identity) => identity !== undefined);
-  for (const { processId } of processes) t.teardown(() => signalIfThere(processId));
+  for (const { processId } of processes) t.teardown(() => signal(processId, 'SIGKILL'));
   return { leader, processes };
-}
-
-function signalIfThere(processId: number): void {
-  try {
-    process.kill(processId, 'SIGKILL');
-  } catch {
-    // It is gone, as it should be.
-  }
 }

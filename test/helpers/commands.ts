@@ -1,5 +1,5 @@
 import { execFileSync } from 'node:child_process';
-import { readdirSync, readFileSync, readlinkSync } from 'node:fs';
+import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { pino } from 'pino';
@@ -10,7 +10,8 @@ import { type Run, type RunRequest, run } from '../../src/deploy/run.ts';
 import { createSpawner, type Spawner } from '../../src/deploy/spawner.ts';
 import { createWorkspaces, type Workspaces } from '../../src/deploy/workspace.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
-import { type ProcessIdentity, processIdentity } from '../../src/process-identity.ts';
+import { openFilesOf } from '../../src/proc.ts';
+import { type ProcessIdentity, readStat } from '../../src/process-identity.ts';
 import { stayAlive } from './effects.ts';
 import { temporaryDirectory } from './store.ts';
 
@@ -146,21 +147,10 @@ export function childrenOf(processId: number | undefined): number[] {
 
 /** One letter, proc_pid_stat(5); undefined when there is no such process. */
 export function stateOf(processId: number): string | undefined {
-  if (processIdentity(processId) === undefined) return undefined;
-  try {
-    return /\) (.)/.exec(readFileSync(`/proc/${processId}/stat`, 'latin1'))?.[1];
-  } catch {
-    return undefined;
-  }
+  return readStat(processId)?.state;
 }
 
 /** How many ends of pipes this process has open. */
 export function openPipes(): number {
-  return readdirSync('/proc/self/fd').filter((name) => {
-    try {
-      return readlinkSync(`/proc/self/fd/${name}`).startsWith('pipe:');
-    } catch {
-      return false;
-    }
-  }).length;
+  return openFilesOf(process.pid).filter((path) => path.startsWith('pipe:')).length;
 }
