@@ -24,13 +24,13 @@ t.test('after a crash, running commands are ended and recorded, and queued deplo
   await store.writer.write('deployments.setProcess', { id, ...identity });
 
   const parent = temporaryDirectory(t);
-  testWorkspaces(t, { parent, lockPath: lockFile(parent) }).make(projectId, null);
+  testWorkspaces(t, { parent }).make(projectId, null);
   await recoverIn(parent, store);
   t.notOk(isAlive(identity));
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
   t.match(store.query("SELECT count(*) AS ends FROM events WHERE type = 'deployment.failed'"), [{ ends: 1 }]);
   t.match(await store.writer.write('deployments.claim', undefined), { id: second.id });
-  await until(() => readdirSync(parent).length === 1); // the lock: nor are its files left
+  await until(() => readdirSync(parent).length === 0); // nor are its files left
 });
 
 t.test('a command whose process was never recorded is found by its marker', async (t) => {
@@ -179,7 +179,7 @@ t.test('an end that a full disk kept from being recorded is recorded once there 
 t.test('files of dead runs are removed before their end is recorded, which may need the space', async (t) => {
   const { store, id } = await crashed(t);
   const directory = temporaryDirectory(t);
-  const workspaces = testWorkspaces(t, { parent: directory, lockPath: lockFile(directory) });
+  const workspaces = testWorkspaces(t);
   const { promise: room, resolve: makeRoom } = Promise.withResolvers<void>();
   const write: Writer['write'] = async (name, input) => {
     await room;
@@ -198,7 +198,7 @@ t.test('files of dead runs are removed before their end is recorded, which may n
 t.test('removing files of dead runs does not delay recovery', async (t) => {
   const { store, id } = await crashed(t);
   const directory = temporaryDirectory(t);
-  const workspaces = testWorkspaces(t, { parent: directory, lockPath: lockFile(directory) });
+  const workspaces = testWorkspaces(t);
   await recoverIn(directory, store, {
     workspaces: { ...workspaces, removeLeft: () => new Promise(() => undefined) },
   });
@@ -211,7 +211,7 @@ t.test('files that cannot be removed are reported and do not block recovery', as
   const directory = temporaryDirectory(t);
   await recoverIn(directory, store, {
     workspaces: {
-      ...testWorkspaces(t, { parent: directory, lockPath: lockFile(directory) }),
+      ...testWorkspaces(t),
       removeLeft: () => Promise.reject(new Error('no')),
     },
     logger: pino({ level: 'warn' }, { write: (line) => void lines.push(JSON.parse(line)) }),
@@ -222,12 +222,6 @@ t.test('files that cannot be removed are reported and do not block recovery', as
   await until(() => lines.some(isReport));
   t.match(lines.find(isReport), { err: { message: 'no' } });
 });
-
-function lockFile(directory: string): string {
-  const path = join(directory, 'lock');
-  writeFileSync(path, '', { flag: 'a' });
-  return path;
-}
 
 /** A deployment recorded as running without a service, as after a kill. */
 async function crashed(t: Test): Promise<{ store: TestStore; id: DeploymentId; projectId: ProjectId }> {
@@ -246,7 +240,7 @@ function recoverIn(
 ): Promise<void> {
   return recover(store, {
     killGraceMs: 5_000,
-    workspaces: testWorkspaces(t, { parent: temporaryDirectory, lockPath: lockFile(temporaryDirectory) }),
+    workspaces: testWorkspaces(t, { parent: temporaryDirectory }),
     sharedMemoryPath: join(temporaryDirectory, 'davit.db-shm'),
     effects: realEffects,
     logger: pino({ level: 'silent' }),

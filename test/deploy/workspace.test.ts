@@ -21,7 +21,6 @@ import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { pino } from 'pino';
 import t from 'tap';
-import type { Workspaces } from '../../src/deploy/workspace.ts';
 import { newId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { testWorkspaces, until } from '../helpers/commands.ts';
@@ -36,7 +35,7 @@ const OTHER_PROJECT = newId('prj', realEffects);
 
 t.test('a run has a private empty directory and output file, which are removed with it', async (t) => {
   const parent = temporaryDirectory(t);
-  const workspaces = workspacesIn(parent, lockFile(parent));
+  const workspaces = testWorkspaces(t, { parent });
   const [one, two] = [workspaces.make(PROJECT, null), workspaces.make(PROJECT, null)];
   t.not(one.directory, two.directory);
   t.not(one.outputFile, two.outputFile);
@@ -201,7 +200,7 @@ t.test('while an orphan of a run lives, nothing is reused', async (t) => {
 
 t.test('a project with its own directory runs there and keeps it', async (t) => {
   const [parent, directory] = [temporaryDirectory(t), temporaryDirectory(t)];
-  const workspaces = workspacesIn(parent, lockFile(parent));
+  const workspaces = testWorkspaces(t, { parent });
   const workspace = workspaces.make(PROJECT, directory);
   t.equal(workspace.directory, directory);
   t.strictSame(readdirSync(join(parent, runsIn(parent)[0] ?? '')).length, 1, 'the file alone');
@@ -213,7 +212,7 @@ t.test('a project with its own directory runs there and keeps it', async (t) => 
 
 t.test('the files of a run are removed whatever a command made of them', async (t) => {
   const parent = temporaryDirectory(t);
-  const workspaces = workspacesIn(parent, lockFile(parent));
+  const workspaces = testWorkspaces(t, { parent });
   const made = [workspaces.make(PROJECT, null), workspaces.make(PROJECT, null)] as const;
   for (const { directory, outputFile } of made) {
     unlinkSync(outputFile);
@@ -227,7 +226,7 @@ t.test('the files of a run are removed whatever a command made of them', async (
 
 t.test('runs go on after somebody has emptied the parent directory', async (t) => {
   const parent = temporaryDirectory(t);
-  const workspaces = workspacesIn(parent, lockFile(parent));
+  const workspaces = testWorkspaces(t, { parent });
   workspaces.make(PROJECT, null).release();
   for (const name of runsIn(parent)) rmSync(join(parent, name), { recursive: true });
   const { directory } = workspaces.make(PROJECT, null);
@@ -235,23 +234,22 @@ t.test('runs go on after somebody has emptied the parent directory', async (t) =
 });
 
 t.test('directories left by a killed service are removed, those of other services stay', async (t) => {
-  const [parent, place] = [temporaryDirectory(t), temporaryDirectory(t)];
-  const [own, other] = [lockFile(place, 'own'), lockFile(place, 'other')];
-  const { directory } = workspacesIn(parent, own).make(PROJECT, null);
+  const [parent, own, other] = [temporaryDirectory(t), temporaryDirectory(t), temporaryDirectory(t)];
+  const { directory } = testWorkspaces(t, { parent, lockPath: own }).make(PROJECT, null);
   writeFileSync(join(directory, 'left'), 'x');
-  const elsewhere = workspacesIn(parent, other).make(PROJECT, null);
-  await workspacesIn(parent, own).removeLeft();
+  const elsewhere = testWorkspaces(t, { parent, lockPath: other }).make(PROJECT, null);
+  await testWorkspaces(t, { parent, lockPath: own }).removeLeft();
   t.throws(() => statSync(directory), { code: 'ENOENT' });
   t.ok(statSync(elsewhere.directory).isDirectory());
   await t.resolves(
-    workspacesIn(join(place, 'missing'), own).removeLeft(),
+    testWorkspaces(t, { parent: join(parent, 'missing'), lockPath: own }).removeLeft(),
     'without a directory, nothing is left',
   );
 });
 
 t.test('replacing the directory of all runs by a file does not keep others from running', async (t) => {
   const parent = temporaryDirectory(t);
-  const workspaces = workspacesIn(parent, lockFile(parent));
+  const workspaces = testWorkspaces(t, { parent });
   workspaces.make(PROJECT, null);
   const [root = ''] = runsIn(parent);
   renameSync(join(parent, root), join(parent, 'elsewhere'));
@@ -261,7 +259,7 @@ t.test('replacing the directory of all runs by a file does not keep others from 
 
 t.test('files placed at the paths of a later run are not used', async (t) => {
   const parent = temporaryDirectory(t);
-  const workspaces = workspacesIn(parent, lockFile(parent));
+  const workspaces = testWorkspaces(t, { parent });
   const victim = join(parent, 'victim');
   writeFileSync(victim, 'kept');
   const link = workspaces.make(PROJECT, null).outputFile.replace('1.output', '2.output');
@@ -278,8 +276,7 @@ t.test('files placed at the paths of a later run are not used', async (t) => {
 
 t.test('similarly named files of others stay untouched', async (t) => {
   const [parent, place] = [temporaryDirectory(t), temporaryDirectory(t)];
-  const own = lockFile(place);
-  workspacesIn(parent, own).make(PROJECT, null);
+  testWorkspaces(t, { parent }).make(PROJECT, null);
   const [root = ''] = runsIn(parent);
   const prefix = root.slice(0, -6);
   const strange = ['linked', 'opened', 'a-file', ...(ifMayBeNobody().skip === undefined ? ['given'] : [])];
@@ -293,7 +290,7 @@ t.test('similarly named files of others stay untouched', async (t) => {
     mkdirSync(join(parent, `${prefix}given`), { mode: 0o700 });
     chownSync(join(parent, `${prefix}given`), 65_534, 65_534);
   }
-  await workspacesIn(parent, own).removeLeft();
+  await testWorkspaces(t, { parent }).removeLeft();
   t.strictSame(runsIn(parent).sort(), strange.map((name) => prefix + name).sort());
   t.strictSame(readdirSync(join(place, 'kept')), ['file'], 'a link is not followed');
 });
@@ -305,10 +302,9 @@ t.test(
   process.getuid?.() === 0 ? ifNobodyComesThere : {},
   async (t) => {
     const parent = temporaryDirectory(t);
-    const lock = lockFile(parent);
     const beRoot = asNobody(parent);
     try {
-      const workspace = workspacesIn(parent, lock).make(PROJECT, null);
+      const workspace = testWorkspaces(t, { parent }).make(PROJECT, null);
       const modules = join(workspace.directory, 'mod/cache');
       mkdirSync(modules, { recursive: true });
       writeFileSync(join(modules, 'file'), 'x', { mode: 0o444 });
@@ -319,9 +315,9 @@ t.test(
       await until(() => left(parent).length === 0);
       t.equal(statSync(parent).mode & 0o777, 0o700, 'a link is not followed');
 
-      const { outputFile } = workspacesIn(parent, lock).make(PROJECT, null);
+      const { outputFile } = testWorkspaces(t, { parent }).make(PROJECT, null);
       chmodSync(dirname(outputFile), 0o000);
-      await workspacesIn(parent, lock).removeLeft();
+      await testWorkspaces(t, { parent }).removeLeft();
       t.strictSame(runsIn(parent), [], 'by the next start');
     } finally {
       beRoot();
@@ -330,18 +326,17 @@ t.test(
 );
 
 t.test('the files of runs are made also when somebody has removed the lock file', async (t) => {
-  const parent = temporaryDirectory(t);
-  const lock = lockFile(parent);
-  const workspaces = workspacesIn(parent, lock);
+  const lock = join(temporaryDirectory(t), 'lock');
+  writeFileSync(lock, '');
+  const workspaces = testWorkspaces(t, { lockPath: lock });
   rmSync(lock);
   t.ok(existsSync(workspaces.make(PROJECT, null).directory));
 });
 
 t.test('a slow removal does not delay a shutdown, and the next start resumes it', async (t) => {
   const parent = temporaryDirectory(t);
-  const lock = lockFile(parent);
   const effects = fakeEffects();
-  const workspaces = testWorkspaces(t, { parent, lockPath: lock, effects });
+  const workspaces = testWorkspaces(t, { parent, effects });
   const { rmdir: remove } = fs;
   fs.rmdir = Object.assign(() => undefined, remove);
   syncBuiltinESMExports();
@@ -355,21 +350,20 @@ t.test('a slow removal does not delay a shutdown, and the next start resumes it'
     syncBuiltinESMExports();
   }
   t.equal(runsIn(parent).length, 1);
-  await workspacesIn(parent, lock).removeLeft();
+  await testWorkspaces(t, { parent }).removeLeft();
   t.equal(runsIn(parent).length, 0);
 });
 
 t.test('a directory that cannot be removed is reported, others go', ifNobodyComesThere, async (t) => {
   const parent = temporaryDirectory(t);
-  const lock = lockFile(parent);
   let beRoot = asNobody(parent);
   try {
-    const workspaces = workspacesIn(parent, lock);
+    const workspaces = testWorkspaces(t, { parent });
     const [stuck] = [workspaces.make(PROJECT, null), workspaces.make(PROJECT, null)];
     beRoot();
     mkdirSync(join(stuck.directory, 'of-root/inside'), { recursive: true });
     beRoot = asNobody(parent);
-    await t.rejects(workspacesIn(parent, lock).removeLeft(), { code: 'EPERM' });
+    await t.rejects(testWorkspaces(t, { parent }).removeLeft(), { code: 'EPERM' });
     t.strictSame(readdirSync(join(parent, runsIn(parent)[0] ?? '')), ['1']);
   } finally {
     beRoot();
@@ -384,7 +378,6 @@ t.test(
     const lines: { msg: string; err: { code: string } }[] = [];
     const workspaces = testWorkspaces(t, {
       parent,
-      lockPath: lockFile(parent),
       logger: pino({}, { write: (line) => void lines.push(JSON.parse(line)) }),
     });
     const beRoot = asNobody(parent);
@@ -414,10 +407,9 @@ t.test(
 
 t.test('no file is left if the directory cannot be created', ifNobodyComesThere, async (t) => {
   const parent = temporaryDirectory(t);
-  const lock = lockFile(parent);
   const beRoot = asNobody(parent);
   try {
-    const workspaces = workspacesIn(parent, lock);
+    const workspaces = testWorkspaces(t, { parent });
     const { directory } = workspaces.make(PROJECT, null);
     mkdirSync(directory.replace(/\d+$/, (number) => String(Number(number) + 1)));
     chmodSync(parent, 0o500);
@@ -431,16 +423,18 @@ t.test('no file is left if the directory cannot be created', ifNobodyComesThere,
 });
 
 t.test('if nothing can be created, the error is that of the system', (t) => {
-  const parent = temporaryDirectory(t);
-  const lock = lockFile(parent);
-  t.throws(() => workspacesIn(join(parent, 'missing'), lock).make(PROJECT, null), { code: 'ENOENT' });
-  t.throws(() => workspacesIn(lock, lock).make(PROJECT, null), { code: 'ENOTDIR' });
+  const directory = temporaryDirectory(t);
+  const [missing, file] = [join(directory, 'missing'), join(directory, 'file')];
+  writeFileSync(file, '');
+  const make = (parent: string) => testWorkspaces(t, { parent, lockPath: directory }).make(PROJECT, null);
+  t.throws(() => make(missing), { code: 'ENOENT' });
+  t.throws(() => make(file), { code: 'ENOTDIR' });
   t.end();
 });
 
 t.test('creating without free file descriptors fails and leaves nothing', ifHas('prlimit'), async (t) => {
   const parent = temporaryDirectory(t);
-  const workspaces = workspacesIn(parent, lockFile(parent));
+  const workspaces = testWorkspaces(t, { parent });
   const release = useUpFiles();
   try {
     t.throws(() => workspaces.make(PROJECT, null), { code: 'EMFILE' });
@@ -456,10 +450,6 @@ async function clockTick(made: string): Promise<void> {
   await until(() => Date.now() > statSync(made).birthtimeMs + 10);
 }
 
-function workspacesIn(parent: string, lockPath: string): Workspaces {
-  return testWorkspaces(t, { parent, lockPath });
-}
-
 function inodesOf({ directory, outputFile }: { directory: string; outputFile: string }): number[] {
   return [directory, outputFile].map((path) => statSync(path).ino);
 }
@@ -467,12 +457,6 @@ function inodesOf({ directory, outputFile }: { directory: string; outputFile: st
 /** What there is of runs. */
 function left(parent: string): string[] {
   return runsIn(parent).flatMap((root) => readdirSync(join(parent, root)));
-}
-
-function lockFile(directory: string, name = 'lock'): string {
-  const path = join(directory, name);
-  writeFileSync(path, '');
-  return path;
 }
 
 /** Root may write everywhere: until the returned function is called it is a user whose directory this is. */
