@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { pino } from 'pino';
 import t, { type Test } from 'tap';
-import { createExecutor, type Executor, type ExecutorOptions } from '../../src/deploy/executor.ts';
+import type { Executor, ExecutorOptions } from '../../src/deploy/executor.ts';
 import type { Spawner } from '../../src/deploy/spawner.ts';
 import type { Workspaces } from '../../src/deploy/workspace.ts';
 import type { Deployment, DeploymentId, ProjectStatus } from '../../src/domain.ts';
@@ -13,11 +13,12 @@ import { isAlive } from '../../src/process-identity.ts';
 import type { OperationName } from '../../src/store/operations.ts';
 import type { Writer } from '../../src/store/writer.ts';
 import { fixture, namedPipe, testSpawner, testWorkspaces, until } from '../helpers/commands.ts';
+import { testExecutor } from '../helpers/deploying.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, ref, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
 
 t.test('a deployment runs with its ref in the environment, and its log is kept', async (t) => {
-  const { store, executor } = await service(t);
+  const { store, executor } = service(t);
   const projectId = await store.project({
     command: [
       '/bin/sh',
@@ -47,7 +48,7 @@ t.test('a deployment runs with its ref in the environment, and its log is kept',
 });
 
 t.test('values of project variables are masked in the log and the outputs', async (t) => {
-  const { store, executor } = await service(t);
+  const { store, executor } = service(t);
   const script = 'echo "the token is $TOKEN"; echo "token=$TOKEN" >>"$DEPLOY_OUTPUT"';
   const projectId = await store.project({
     command: ['/bin/sh', '-c', script],
@@ -62,7 +63,7 @@ t.test('values of project variables are masked in the log and the outputs', asyn
 });
 
 t.test('the next deployment of a project starts after the one before and knows its ref', async (t) => {
-  const { store, executor } = await service(t, { maxConcurrent: 1 });
+  const { store, executor } = service(t, { maxConcurrent: 1 });
   const projectId = await store.project({ command: ['/bin/sh', '-c', 'echo "after $DEPLOY_PREVIOUS_REF"'] });
   const ids = [];
   for (const name of ['v1', 'v2', 'v3']) {
@@ -83,7 +84,7 @@ t.test('the next deployment of a project starts after the one before and knows i
 t.test('a failed claim is logged, and what already ran is recorded', async (t) => {
   const { lines, logger } = recordedLog();
   const store = testStore(t, realEffects);
-  const executor = await executorOn(t, refusing(store, 'deployments.claim', 1), { logger, maxConcurrent: 1 });
+  const executor = testExecutor(t, refusing(store, 'deployments.claim', 1), { logger, maxConcurrent: 1 });
   const projectId = await store.project();
   const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
   await executor.tick();
@@ -98,7 +99,7 @@ t.test('a failed claim is logged, and what already ran is recorded', async (t) =
 t.test('an end that cannot be recorded is logged as such, and not as an end', async (t) => {
   const { lines, logger } = recordedLog();
   const store = testStore(t, realEffects);
-  const executor = await executorOn(t, refusing(store, 'deployments.finish', 0), { logger });
+  const executor = testExecutor(t, refusing(store, 'deployments.finish', 0), { logger });
   await store.writer.write('deployments.create', newDeployment(await store.project()));
   await executor.tick();
   await executor.settled();
@@ -111,7 +112,7 @@ t.test('an end that cannot be recorded is logged as such, and not as an end', as
 
 t.test('a failed log write does not keep a slot from other deployments', async (t) => {
   const store = testStore(t, realEffects);
-  const executor = await executorOn(t, refusing(store, 'logs.append', 0), { maxConcurrent: 1 });
+  const executor = testExecutor(t, refusing(store, 'logs.append', 0), { maxConcurrent: 1 });
   const talking = await store.project({ command: ['/bin/echo', 'x'] });
   await store.writer.write('deployments.create', newDeployment(talking));
   const silent = await store.project({ name: 'silent' });
@@ -135,7 +136,7 @@ t.test('the end time of a deployment is that of its process, not of a late recor
     }
     return await store.writer.write(name, input);
   };
-  const executor = await executorOn(t, { ...store, writer: { ...store.writer, write } });
+  const executor = testExecutor(t, { ...store, writer: { ...store.writer, write } });
   await executor.tick();
   await executor.settled();
   const finishedAt = store.reads.deployments.get(id)?.finished_at ?? '';
@@ -145,7 +146,7 @@ t.test('the end time of a deployment is that of its process, not of a late recor
 t.test('a deployment whose directory cannot be created fails with that message', async (t) => {
   const file = join(temporaryDirectory(t), 'file');
   writeFileSync(file, '');
-  const { store, executor } = await service(t, { workspaces: testWorkspaces(t, { parent: file }) });
+  const { store, executor } = service(t, { workspaces: testWorkspaces(t, { parent: file }) });
   const { id } = await store.writer.write('deployments.create', newDeployment(await store.project()));
   await executor.tick();
   await executor.settled();
@@ -158,7 +159,7 @@ t.test('a deployment whose directory cannot be created fails with that message',
 
 t.test('while a full disk has no room for its files, a deployment waits, and no other starts', async (t) => {
   const { lines, logger } = recordedLog();
-  const { store, executor, create, statuses, disk, pass } = await serviceOnFullDisk(t, { logger });
+  const { store, executor, create, statuses, disk, pass } = serviceOnFullDisk(t, { logger });
   const first = await create('one');
   await executor.tick();
   await create('other');
@@ -179,7 +180,7 @@ t.test('while a full disk has no room for its files, a deployment waits, and no 
 });
 
 t.test('only what is known to pass is waited for, and no failing disk or bug', async (t) => {
-  const { store, executor, create, disk, pass } = await serviceOnFullDisk(t);
+  const { store, executor, create, disk, pass } = serviceOnFullDisk(t);
   for (const error of [systemError('EIO'), systemError('ESTALE'), new TypeError('a bug')]) {
     disk.error = error;
     const id = await create(error.message);
@@ -199,7 +200,7 @@ t.test('only what is known to pass is waited for, and no failing disk or bug', a
 });
 
 t.test('a deployment waits for room longer than its command may take', async (t) => {
-  const { executor, create, statuses, disk, pass } = await serviceOnFullDisk(t);
+  const { executor, create, statuses, disk, pass } = serviceOnFullDisk(t);
   await create('one', { timeoutMs: 5_000 });
   await executor.tick();
   for (let waited = 0; waited < 10; waited++) await pass(1_000);
@@ -220,7 +221,7 @@ t.test('a try that hangs after a wait keeps no other deployment from starting', 
       return await spawner.spawn(request, isWanted);
     },
   };
-  const { executor, create, statuses, disk, pass } = await serviceOnFullDisk(t, { spawner: hanging });
+  const { executor, create, statuses, disk, pass } = serviceOnFullDisk(t, { spawner: hanging });
   await create('hanging', { directory: '/tmp' });
   await executor.tick();
   await create('other');
@@ -238,7 +239,7 @@ t.test('a try that hangs after a wait keeps no other deployment from starting', 
 });
 
 t.test('a deployment that waits is not started while its project is paused, but others are', async (t) => {
-  const { store, executor, create, statuses, disk, pass, setStatus } = await serviceOnFullDisk(t, {
+  const { store, executor, create, statuses, disk, pass, setStatus } = serviceOnFullDisk(t, {
     maxConcurrent: 1,
   });
   const gate = namedPipe(t);
@@ -265,7 +266,7 @@ t.test('a deployment that waits is not started while its project is paused, but 
 });
 
 t.test('a deployment that waits is canceled when its project is archived', async (t) => {
-  const { store, executor, create, pass, setStatus } = await serviceOnFullDisk(t);
+  const { store, executor, create, pass, setStatus } = serviceOnFullDisk(t);
   const id = await create('one');
   await executor.tick();
   await setStatus(id, 'archived');
@@ -276,7 +277,7 @@ t.test('a deployment that waits is canceled when its project is archived', async
 });
 
 t.test('a deployment that waits for room is canceled at once', async (t) => {
-  const { store, executor, create, pass } = await serviceOnFullDisk(t);
+  const { store, executor, create, pass } = serviceOnFullDisk(t);
   const id = await create('one');
   await executor.tick();
   await pass(0);
@@ -287,7 +288,7 @@ t.test('a deployment that waits for room is canceled at once', async (t) => {
 });
 
 t.test('a deployment that waits for room is not started once davit stops', async (t) => {
-  const { store, executor, create, disk, pass } = await serviceOnFullDisk(t);
+  const { store, executor, create, disk, pass } = serviceOnFullDisk(t);
   const id = await create('one');
   await executor.tick();
   await pass(0);
@@ -304,7 +305,7 @@ t.test('a deployment that waits for room is not started once davit stops', async
 
 t.test('the files of a run are removed when it is over', async (t) => {
   const parent = temporaryDirectory(t);
-  const { store, executor } = await service(t, { workspaces: testWorkspaces(t, { parent }) });
+  const { store, executor } = service(t, { workspaces: testWorkspaces(t, { parent }) });
   const script = 'echo text >"$PWD/file"; echo name=value >>"$DEPLOY_OUTPUT"';
   const id = await carriedOut(store, executor, { command: ['/bin/sh', '-c', script] });
   t.match(store.reads.deployments.get(id), { status: 'succeeded', outputs: { name: 'value' } });
@@ -321,7 +322,7 @@ t.test('files are removed before the log and the end are recorded, which may nee
     if (name === 'deployments.finish' || name === 'logs.append') await until(() => files().length === 0);
     return await store.writer.write(name, input);
   };
-  const executor = await executorOn(
+  const executor = testExecutor(
     t,
     { ...store, writer: { ...store.writer, write } },
     { workspaces: testWorkspaces(t, { parent }) },
@@ -337,7 +338,7 @@ t.test('files are removed before the log and the end are recorded, which may nee
 });
 
 t.test('the process of a running command is recorded', async (t) => {
-  const { store, executor } = await service(t);
+  const { store, executor } = service(t);
   const projectId = await store.project({ command: ['/bin/sleep', '600'] });
   await store.writer.write('deployments.create', newDeployment(projectId));
   await executor.tick();
@@ -350,14 +351,14 @@ t.test('the process of a running command is recorded', async (t) => {
 });
 
 t.test('problems with outputs are noted in the log on lines of their own', async (t) => {
-  const { store, executor } = await service(t);
+  const { store, executor } = service(t);
   const script = 'printf "no line end"; echo neither >>"$DEPLOY_OUTPUT"';
   const id = await carriedOut(store, executor, { command: ['/bin/sh', '-c', script] });
   t.equal(logOf(store, id), 'no line end\ndavit: DEPLOY_OUTPUT: line 1 is not name=value\n');
 });
 
 t.test('the recorded status follows from how the command ended', async (t) => {
-  const { store, executor } = await service(t);
+  const { store, executor } = service(t);
   const cases: [string, string[], Partial<Deployment>][] = [
     ['an exit code', ['/bin/sh', '-c', 'exit 3'], { status: 'failed', reason: 'exit_code', exit_code: 3 }],
     ['a signal', ['/bin/sh', '-c', 'kill -9 $$'], { status: 'failed', reason: 'signal', signal: 'SIGKILL' }],
@@ -375,19 +376,19 @@ t.test('the recorded status follows from how the command ended', async (t) => {
 });
 
 t.test('a timeout stops a running command', async (t) => {
-  const { store, executor } = await service(t);
+  const { store, executor } = service(t);
   const id = await carriedOut(store, executor, { command: ['/bin/sleep', '600'], timeoutMs: 50 });
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'timeout' });
 });
 
 t.test('an idle timeout stops a silent command', async (t) => {
-  const { store, executor } = await service(t);
+  const { store, executor } = service(t);
   const id = await carriedOut(store, executor, { command: ['/bin/sleep', '600'], idleTimeoutMs: 50 });
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'idle_timeout' });
 });
 
 t.test('canceling a running deployment stops its command and is recorded once that is gone', async (t) => {
-  const { store, executor } = await service(t);
+  const { store, executor } = service(t);
   const projectId = await store.project({ command: ['/bin/sleep', '600'] });
   const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
   await executor.tick();
@@ -399,7 +400,7 @@ t.test('canceling a running deployment stops its command and is recorded once th
 });
 
 t.test('at most maxConcurrent deployments run, one of each project', async (t) => {
-  const { store, executor } = await service(t, { maxConcurrent: 2 });
+  const { store, executor } = service(t, { maxConcurrent: 2 });
   const projects = [await store.project(), await store.project(), await store.project()];
   for (const id of projects) await store.writer.write('projects.set', sleeping(id));
   for (const projectId of [projects[0], projects[0], projects[1], projects[2]]) {
@@ -421,7 +422,7 @@ t.test('all waiting deployments are started with few empty claims, whatever the 
     return store.writer.write(name, input);
   };
   const counted = { ...store, writer: { ...store.writer, write } };
-  const executor = await executorOn(t, counted, { maxConcurrent: 100_000 });
+  const executor = testExecutor(t, counted, { maxConcurrent: 100_000 });
   for (let made = 0; made < 70; made++) {
     const projectId = await store.project({ command: ['/bin/true'] });
     await store.writer.write('deployments.create', newDeployment(projectId));
@@ -437,7 +438,7 @@ t.test('all waiting deployments are started with few empty claims, whatever the 
 t.test('an end that a full disk kept from being recorded is recorded once there is room', async (t) => {
   const warnings: Record<string, unknown>[] = [];
   const logger = pino({ level: 'warn' }, { write: (line) => void warnings.push(JSON.parse(line)) });
-  const { store, executor } = await service(t, { logger });
+  const { store, executor } = service(t, { logger });
   const projectId = await store.project({ command: ['/bin/sh', '-c', 'yes | head -c 200000'] });
   const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
   store.limitPages(true);
@@ -451,7 +452,7 @@ t.test('an end that a full disk kept from being recorded is recorded once there 
 
 t.test('a command that ends within the grace of a shutdown counts as it ended', async (t) => {
   const gate = namedPipe(t);
-  const { store, executor } = await service(t);
+  const { store, executor } = service(t);
   const projectId = await store.project({ command: ['/bin/cat', gate] });
   const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
   await executor.tick();
@@ -464,7 +465,7 @@ t.test('a command that ends within the grace of a shutdown counts as it ended', 
 });
 
 t.test('a shutdown ends running deployments as interrupted and starts none', async (t) => {
-  const { store, executor } = await service(t);
+  const { store, executor } = service(t);
   const projectId = await store.project({ command: ['/bin/sleep', '600'] });
   const first = await store.writer.write('deployments.create', newDeployment(projectId));
   const second = await store.writer.write('deployments.create', newDeployment(projectId));
@@ -486,11 +487,7 @@ t.test('a deployment claimed after the grace of a shutdown is stopped at once', 
     if (name === 'deployments.claim') await stalled.promise;
     return await store.writer.write(name, input);
   };
-  const executor = await executorOn(
-    t,
-    { ...store, writer: { ...store.writer, write } },
-    { maxConcurrent: 1 },
-  );
+  const executor = testExecutor(t, { ...store, writer: { ...store.writer, write } }, { maxConcurrent: 1 });
   const projectId = await store.project({ command: ['/bin/sleep', '600'] });
   const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
   const ticked = executor.tick();
@@ -500,16 +497,13 @@ t.test('a deployment claimed after the grace of a shutdown is stopped at once', 
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
 });
 
-async function service(
-  t: Test,
-  changes: Partial<ExecutorOptions> = {},
-): Promise<{ store: TestStore; executor: Executor }> {
+function service(t: Test, changes: Partial<ExecutorOptions> = {}): { store: TestStore; executor: Executor } {
   const store = testStore(t, realEffects);
-  return { store, executor: await executorOn(t, store, changes) };
+  return { store, executor: testExecutor(t, store, changes) };
 }
 
 /** On a clock that only `pass` moves. */
-async function serviceOnFullDisk(t: Test, changes: Partial<ExecutorOptions> = {}) {
+function serviceOnFullDisk(t: Test, changes: Partial<ExecutorOptions> = {}) {
   const disk = { isFull: true, error: systemError('ENOSPC') as Error };
   const workspaces = testWorkspaces(t);
   const make: Workspaces['make'] = (projectId, directory) => {
@@ -517,7 +511,7 @@ async function serviceOnFullDisk(t: Test, changes: Partial<ExecutorOptions> = {}
     return workspaces.make(projectId, directory);
   };
   const effects = fakeEffects();
-  const { store, executor } = await service(t, { workspaces: { ...workspaces, make }, effects, ...changes });
+  const { store, executor } = service(t, { workspaces: { ...workspaces, make }, effects, ...changes });
   return {
     store,
     executor,
@@ -541,23 +535,6 @@ async function serviceOnFullDisk(t: Test, changes: Partial<ExecutorOptions> = {}
 
 function systemError(code: string): Error {
   return Object.assign(new Error(code), { code });
-}
-
-async function executorOn(
-  t: Test,
-  store: TestStore,
-  changes: Partial<ExecutorOptions> = {},
-): Promise<Executor> {
-  return createExecutor({
-    store,
-    spawner: testSpawner(t),
-    effects: realEffects,
-    logger: pino({ level: 'silent' }),
-    maxConcurrent: 2,
-    killGraceMs: 5_000,
-    workspaces: testWorkspaces(t),
-    ...changes,
-  });
 }
 
 function recordedLog() {

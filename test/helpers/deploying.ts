@@ -39,13 +39,9 @@ export async function startDeploymentsHttp(
   return { ...http, watches };
 }
 
-/** Carries out what is queued, woken by commits, as the service does. Stopped when the test ends. */
-export async function startExecutor(
-  t: Test,
-  store: TestStore,
-  changes: Partial<ExecutorOptions> = {},
-): Promise<Executor> {
-  const executor = createExecutor({
+/** An executor with a real spawner; `tick` is called by the test. */
+export function testExecutor(t: Test, store: TestStore, changes: Partial<ExecutorOptions> = {}): Executor {
+  return createExecutor({
     store,
     spawner: testSpawner(t),
     effects: realEffects,
@@ -55,6 +51,15 @@ export async function startExecutor(
     workspaces: testWorkspaces(t),
     ...changes,
   });
+}
+
+/** Carries out what is queued, woken by commits, as the service does. Stopped when the test ends. */
+export async function startExecutor(
+  t: Test,
+  store: TestStore,
+  changes: Partial<ExecutorOptions> = {},
+): Promise<Executor> {
+  const executor = testExecutor(t, store, changes);
   const loop = startLoop(executor.tick, {
     idleMs: 500,
     effects: realEffects,
