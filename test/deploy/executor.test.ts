@@ -50,13 +50,10 @@ t.test('a deployment runs with its ref in the environment, and its log is kept',
 t.test('values of project variables are masked in the log and the outputs', async (t) => {
   const { store, executor } = service(t);
   const script = 'echo "the token is $TOKEN"; echo "token=$TOKEN" >>"$DEPLOY_OUTPUT"';
-  const projectId = await store.project({
+  const id = await carriedOut(store, executor, {
     command: ['/bin/sh', '-c', script],
     variables: { TOKEN: 'top-secret-token' },
   });
-  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
-  await executor.tick();
-  await executor.settled();
   t.equal(logOf(store, id).split('\n')[0], 'the token is ***');
   t.notMatch(JSON.stringify(store.reads.deployments.get(id)), /top-secret-token/);
   t.equal(store.reads.deployments.get(id)?.status, 'succeeded');
@@ -85,10 +82,7 @@ t.test('a failed claim is logged, and what already ran is recorded', async (t) =
   const { lines, logger } = recordedLog();
   const store = testStore(t, realEffects);
   const executor = testExecutor(t, refusing(store, 'deployments.claim', 1), { logger, maxConcurrent: 1 });
-  const projectId = await store.project();
-  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
-  await executor.tick();
-  await executor.settled();
+  const id = await carriedOut(store, executor);
   t.match(store.reads.deployments.get(id), { status: 'succeeded' });
   t.strictSame(
     lines.filter(({ level }) => level >= 40).map(({ msg }) => msg),
@@ -100,9 +94,7 @@ t.test('an end that cannot be recorded is logged as such, and not as an end', as
   const { lines, logger } = recordedLog();
   const store = testStore(t, realEffects);
   const executor = testExecutor(t, refusing(store, 'deployments.finish', 0), { logger });
-  await store.writer.write('deployments.create', newDeployment(await store.project()));
-  await executor.tick();
-  await executor.settled();
+  await carriedOut(store, executor);
   t.strictSame(
     lines.filter(({ level }) => level >= 40).map(({ msg }) => msg),
     ['the end of a deployment could not be recorded'],
@@ -126,7 +118,6 @@ t.test('a failed log write does not keep a slot from other deployments', async (
 
 t.test('the end time of a deployment is that of its process, not of a late record', async (t) => {
   const store = testStore(t, realEffects);
-  const { id } = await store.writer.write('deployments.create', newDeployment(await store.project()));
   const waited = Promise.withResolvers<number>();
   const write: Writer['write'] = async (name, input) => {
     if (name === 'deployments.finish') {
@@ -137,8 +128,7 @@ t.test('the end time of a deployment is that of its process, not of a late recor
     return await store.writer.write(name, input);
   };
   const executor = testExecutor(t, { ...store, writer: { ...store.writer, write } });
-  await executor.tick();
-  await executor.settled();
+  const id = await carriedOut(store, executor);
   const finishedAt = store.reads.deployments.get(id)?.finished_at ?? '';
   t.ok(Date.parse(finishedAt) <= (await waited.promise) - 50, finishedAt);
 });
@@ -147,9 +137,7 @@ t.test('a deployment whose directory cannot be created fails with that message',
   const file = join(temporaryDirectory(t), 'file');
   writeFileSync(file, '');
   const { store, executor } = service(t, { workspaces: testWorkspaces(t, { parent: file }) });
-  const { id } = await store.writer.write('deployments.create', newDeployment(await store.project()));
-  await executor.tick();
-  await executor.settled();
+  const id = await carriedOut(store, executor);
   t.match(store.reads.deployments.get(id), {
     status: 'failed',
     reason: 'spawn_failed',
@@ -565,7 +553,7 @@ function sleeping(id: Parameters<typeof newDeployment>[0]) {
 async function carriedOut(
   store: TestStore,
   executor: Executor,
-  project: Parameters<TestStore['project']>[0],
+  project: Parameters<TestStore['project']>[0] = {},
 ): Promise<DeploymentId> {
   const projectId = await store.project(project);
   const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
