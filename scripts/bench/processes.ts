@@ -1,8 +1,9 @@
 import { type ChildProcess, fork, type SpawnOptions, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { accessSync, closeSync, constants, openSync, readdirSync, readFileSync } from 'node:fs';
+import { accessSync, closeSync, constants, mkdtempSync, openSync, readdirSync, readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { createServer } from 'node:net';
+import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
 import type { GuardRequest } from './children/guard.ts';
 import type { ServerRequest } from './children/server.ts';
@@ -31,6 +32,13 @@ function startGuard(): ChildProcess {
 /** Has the guard remove `directory` once this process is gone. */
 export function guardDirectory(directory: string): void {
   tellGuard({ kind: 'directory', directory });
+}
+
+/** A directory for a Unix socket, whose path may have at most 107 characters; guarded. */
+export function socketDirectory(): string {
+  const directory = mkdtempSync(join(tmpdir(), 'davit-bench-'));
+  guardDirectory(directory);
+  return directory;
 }
 
 export interface Running {
@@ -161,8 +169,13 @@ function isExecutable(path: string): boolean {
   }
 }
 
-/** Whether a package that davit does not depend on is installed. */
-export function isInstalled(packageName: string): boolean {
+/** Says which of these packages, on which davit does not depend, are not installed; undefined: all are. */
+export function packagesMissing(names: readonly string[]): string | undefined {
+  const absent = names.filter((name) => !isInstalled(name));
+  return absent.length === 0 ? undefined : `not installed: npm install --no-save ${absent.join(' ')}`;
+}
+
+function isInstalled(packageName: string): boolean {
   try {
     createRequire(import.meta.url).resolve(packageName);
     return true;

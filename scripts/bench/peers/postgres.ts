@@ -1,10 +1,10 @@
 import { execFileSync } from 'node:child_process';
-import { chownSync, mkdirSync, mkdtempSync, readdirSync } from 'node:fs';
-import { tmpdir, userInfo } from 'node:os';
+import { chownSync, mkdirSync, readdirSync } from 'node:fs';
+import { userInfo } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import type { Bench } from '../measure.ts';
-import { findProgram, guardDirectory, isInstalled, outputOf, start } from '../processes.ts';
+import { findProgram, outputOf, packagesMissing, socketDirectory, start } from '../processes.ts';
 import { connectToPostgres, type PostgresPlace } from './postgres-accept.ts';
 
 export type Postgres = { place: PostgresPlace } | { missing: string };
@@ -16,11 +16,8 @@ export type Postgres = { place: PostgresPlace } | { missing: string };
 export async function startPostgres(bench: Bench, ...packages: string[]): Promise<Postgres> {
   const found = binaries();
   if (found === undefined) return { missing: 'PostgreSQL is not installed: apt-get install postgresql' };
-  const absent = packages.filter((name) => !isInstalled(name));
-  if (absent.length > 0) {
-    const names = absent.join(' ');
-    return { missing: `not installed: npm install --no-save ${names}` };
-  }
+  const missing = packagesMissing(packages);
+  if (missing !== undefined) return { missing };
   bench.progress('starting PostgreSQL');
   try {
     return { place: await startCluster(bench, found) };
@@ -52,18 +49,16 @@ async function startCluster(
   { initdb, postgres }: { initdb: string; postgres: string },
 ): Promise<PostgresPlace> {
   const data = join(directory, 'postgres');
-  // The path of a socket may have at most 107 characters.
-  const socketDirectory = mkdtempSync(join(tmpdir(), 'davit-bench-'));
-  guardDirectory(socketDirectory);
+  const host = socketDirectory();
   mkdirSync(data, { mode: 0o700 });
   const owner = userInfo().uid === 0 ? postgresUser() : undefined;
   if (owner !== undefined) {
-    for (const path of [data, socketDirectory]) chownSync(path, owner.uid, owner.gid);
+    for (const path of [data, host]) chownSync(path, owner.uid, owner.gid);
   }
-  const options = { cwd: socketDirectory, env: { PATH: '/usr/bin:/bin', LC_ALL: 'C.UTF-8' }, ...owner };
+  const options = { cwd: host, env: { PATH: '/usr/bin:/bin', LC_ALL: 'C.UTF-8' }, ...owner };
   await outputOf(initdb, ['--pgdata', data, '--auth', 'trust', '--username', 'bench'], options);
   const settings = [
-    `unix_socket_directories=${socketDirectory}`,
+    `unix_socket_directories=${host}`,
     'listen_addresses=',
     'max_connections=100',
     'shared_buffers=512MB',
@@ -75,7 +70,7 @@ async function startCluster(
   // The guard asks for an immediate shutdown, as the children of PostgreSQL would outlive a SIGKILL for a moment.
   const running = start(postgres, words, { ...options, stdio: 'ignore', lastResort: 'SIGQUIT' });
   defer(() => running.stop('SIGINT'));
-  const place = { host: socketDirectory, user: 'bench', database: 'postgres' };
+  const place = { host, user: 'bench', database: 'postgres' };
   await untilItAnswers(place);
   return place;
 }

@@ -1,8 +1,7 @@
-import { mkdirSync, mkdtempSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Bench } from '../measure.ts';
-import { findProgram, guardDirectory, isInstalled, lineOf, start } from '../processes.ts';
+import { findProgram, lineOf, packagesMissing, socketDirectory, start } from '../processes.ts';
 
 /**
  * A Redis of the measure's own, on a Unix socket, with an append-only file; or why it cannot take part. With `always`,
@@ -15,14 +14,12 @@ export async function startRedis(
 ): Promise<{ socketPath: string } | { missing: string }> {
   const server = findProgram('redis-server');
   if (server === undefined) return { missing: 'redis-server is not installed: apt-get install redis-server' };
-  const absent = packages.filter((name) => !isInstalled(name));
-  if (absent.length > 0) return { missing: `not installed: npm install --no-save ${absent.join(' ')}` };
+  const missing = packagesMissing(packages);
+  if (missing !== undefined) return { missing };
 
   const data = join(directory, `redis-${appendFsync}`);
   mkdirSync(data);
-  const socketDirectory = mkdtempSync(join(tmpdir(), 'davit-bench-'));
-  guardDirectory(socketDirectory);
-  const socketPath = join(socketDirectory, 'redis.sock');
+  const socketPath = join(socketDirectory(), 'redis.sock');
   const words = [
     ...['--port', '0'],
     ...['--unixsocket', socketPath],
