@@ -36,6 +36,7 @@ export interface Job {
 
 /** A job queue that delivers. */
 export interface Queue {
+  /** Takes at most `FILL_MAX` at a time. */
   fill(jobs: readonly Job[]): Promise<void>;
   /** Resolves when each was delivered by `deliver` and the queue has recorded it. */
   work(deliver: Deliver): Promise<void>;
@@ -46,6 +47,8 @@ export type Deliver = (job: Job) => Promise<number>;
 
 /** The same as davit's. */
 const CONCURRENCY = 256;
+
+const FILL_MAX = 1_000;
 
 let agent: Agent;
 let urls: string[];
@@ -60,8 +63,13 @@ answerRequests(async (request: SenderRequest) => {
       queue = await createQueue(request.sender);
       return undefined;
     }
-    case 'fill':
-      return await queue.fill(jobs(request.count));
+    case 'fill': {
+      const all = jobs(request.count);
+      for (let from = 0; from < all.length; from += FILL_MAX) {
+        await queue.fill(all.slice(from, from + FILL_MAX));
+      }
+      return undefined;
+    }
     case 'deliver':
       return await queue.work(signAndSend);
     default:
@@ -140,16 +148,16 @@ function post({ url, body }: Job, headers: Record<string, string>): Promise<numb
 
 /** No queue at all, and only the first delivery is signed; all others have its headers. */
 function inMemory(): Queue {
-  let waiting: readonly Job[] = [];
+  const waiting: Job[] = [];
   return {
     async fill(jobs) {
-      waiting = jobs;
+      waiting.push(...jobs);
     },
     async work() {
       const [first] = waiting;
       if (first === undefined) return;
       const headers = headersOf(first);
-      const left = waiting.values();
+      const left = waiting.splice(0).values();
       const sendAll = async () => {
         for (const job of left) await post(job, headers);
       };

@@ -31,11 +31,8 @@ export async function createBullmq(socketPath: string, concurrency: number): Pro
 
   return {
     async fill(jobs) {
-      for (let from = 0; from < jobs.length; from += 1_000) {
-        const some = jobs.slice(from, from + 1_000);
-        await queue.addBulk(some.map((data) => ({ name: 'deliver', data })));
-      }
-      waiting = jobs.length;
+      await queue.addBulk(jobs.map((data) => ({ name: 'deliver', data })));
+      waiting += jobs.length;
     },
     async work(deliver) {
       const done = Promise.withResolvers<void>();

@@ -30,13 +30,11 @@ export async function createGraphileWorker(place: PostgresPlace): Promise<Queue>
 
   return {
     async fill(jobs) {
-      for (let from = 0; from < jobs.length; from += 1_000) {
-        const specs = jobs.slice(from, from + 1_000).map((payload) => ({ identifier: 'deliver', payload }));
-        const text = `
-          SELECT count(*) FROM graphile_worker.add_jobs(
-            array(SELECT json_populate_recordset(null::graphile_worker.job_spec, $1::json)))`;
-        await pool.query({ name: 'add_jobs', text, values: [JSON.stringify(specs)] });
-      }
+      const specs = jobs.map((payload) => ({ identifier: 'deliver', payload }));
+      const text = `
+        SELECT count(*) FROM graphile_worker.add_jobs(
+          array(SELECT json_populate_recordset(null::graphile_worker.job_spec, $1::json)))`;
+      await pool.query({ name: 'add_jobs', text, values: [JSON.stringify(specs)] });
     },
     async work(deliver) {
       const runner = await run({

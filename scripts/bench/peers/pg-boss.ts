@@ -28,12 +28,8 @@ export async function createPgBoss(place: PostgresPlace, concurrency: number): P
 
   return {
     async fill(jobs) {
-      for (let from = 0; from < jobs.length; from += 1_000) {
-        await boss.insert(
-          'deliveries',
-          jobs.slice(from, from + 1_000).map((data) => ({ data })),
-        );
-      }
+      const rows = jobs.map((data) => ({ data }));
+      await boss.insert('deliveries', rows);
     },
     async work(deliver) {
       const workOff = async () => {
