@@ -52,17 +52,17 @@ export interface Missing {
 export type Results<Figure extends string> = ReadonlyMap<string, Partial<Record<Figure, number[]>>>;
 
 /**
- * Runs the contenders in turn, A B C A B C …, so that whatever else the machine does affects all alike. With
- * `rehearse`, an additional first round does not count.
+ * Runs the contenders that are not missing in turn, A B C A B C …, so that whatever else the machine does affects all
+ * alike. With `rehearse`, an additional first round does not count.
  */
 export async function alternate<Figure extends string>(
   { rounds, progress }: Pick<Bench, 'rounds' | 'progress'>,
-  contenders: readonly Contender<Figure>[],
+  contenders: readonly (Contender<Figure> | Missing)[],
   { rehearse = false } = {},
 ): Promise<Results<Figure>> {
   const results = new Map<string, Partial<Record<Figure, number[]>>>();
   for (let round = rehearse ? 0 : 1; round <= rounds; round += 1) {
-    for (const { name, run } of contenders) {
+    for (const { name, run } of contenders.filter((contender) => 'run' in contender)) {
       progress(round === 0 ? `rehearsal: ${name}` : `round ${round} of ${rounds}: ${name}`);
       const figures = await run();
       if (round > 0) note(results, name, figures);
@@ -124,6 +124,21 @@ export function rowAgainst(
   return atLeast === undefined
     ? row
     : { ...row, target: { text: `≥ ${atLeast}`, reached: ratio >= atLeast } };
+}
+
+/** Gives a function that makes such a row of a contender by its figure `perSecond`, or says why it is missing. */
+export function rowsAgainst<Figure extends string>(
+  results: Results<Figure | 'perSecond'>,
+  contenders: readonly (Contender<Figure> | Missing)[],
+  davit: string,
+): (name: string, atLeast?: number) => Row {
+  const perSecond = (name: string) => samplesOf(results, name, 'perSecond');
+  return (name, atLeast) => {
+    const contender = contenders.find((known) => known.name === name);
+    return contender !== undefined && 'missing' in contender
+      ? rowMissing(contender)
+      : rowAgainst(perSecond(davit), name, '/s', perSecond(name), atLeast);
+  };
 }
 
 /** A figure under some load, which may be at most `atMost` times the same figure `without` it. */

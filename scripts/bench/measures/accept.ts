@@ -10,11 +10,12 @@ import {
   type Contender,
   figureRow,
   type Measure,
+  type Missing,
   type Row,
-  rowAgainst,
   rowAtLeast,
   rowBelow,
   rowMissing,
+  rowsAgainst,
   samplesOf,
 } from '../measure.ts';
 import { startPostgres } from '../peers/postgres.ts';
@@ -51,44 +52,42 @@ export const accept: Measure = {
     const node = await bare({ kind: 'node', answer });
     const hapi = await bare({ kind: 'hapi', answer });
     const commits = childOf(bench, 'commits');
-    const wrk = findProgram('wrk');
+    const wrk = wrkAsking(bench, node);
     const postgres = await startPostgres(bench, 'pg');
 
-    const contenders: Contender<Figure>[] = [
+    const contenders: (Contender<Figure> | Missing)[] = [
       asked(DAVIT, davit),
       asked(HAPI, hapi),
       asked(PLAIN, plain),
-      ...('missing' in postgres
-        ? []
-        : [asked(POSTGRES, await bare({ kind: 'hapi on PostgreSQL', answer, ...postgres }))]),
+      'missing' in postgres
+        ? { name: POSTGRES, ...postgres }
+        : asked(POSTGRES, await bare({ kind: 'hapi on PostgreSQL', answer, ...postgres })),
       asked(NODE, node),
-      ...(wrk === undefined ? [] : [{ name: WRK, run: () => askedByWrk(bench, wrk, node) }]),
+      wrk,
       asked(DAVIT_256, davit, 256),
       committing(COMMIT_1, 1),
       committing(COMMIT_64, 64),
     ];
     const results = await alternate(bench, contenders, { rehearse: !bench.quick });
     const perSecond = (name: string) => samplesOf(results, name, 'perSecond');
-    const own = perSecond(DAVIT);
+    const against = rowsAgainst(results, contenders, DAVIT);
     return [
-      figureRow(DAVIT, '/s', own),
+      figureRow(DAVIT, '/s', perSecond(DAVIT)),
       figureRow(`${DAVIT}, p50`, 'ms', samplesOf(results, DAVIT, 'p50Ms')),
       rowBelow(`${DAVIT}, p99`, 'ms', samplesOf(results, DAVIT, 'p99Ms'), 15),
       figureRow(`${DAVIT}, longest`, 'ms', samplesOf(results, DAVIT, 'maxMs')),
       figureRow(DAVIT_256, '/s', perSecond(DAVIT_256)),
       rowBelow(`${DAVIT_256}, p99`, 'ms', samplesOf(results, DAVIT_256, 'p99Ms'), 60),
-      rowAgainst(own, HAPI, '/s', perSecond(HAPI), 0.6),
+      against(HAPI, 0.6),
       figureRow('davit, processor time for each', 'µs', samplesOf(results, DAVIT, 'processorUs')),
       figureRow(`${HAPI}, processor time for each`, 'µs', samplesOf(results, HAPI, 'processorUs')),
-      rowAgainst(own, PLAIN, '/s', perSecond(PLAIN), 5),
+      against(PLAIN, 5),
       figureRow(`${PLAIN}, p99`, 'ms', samplesOf(results, PLAIN, 'p99Ms')),
-      'missing' in postgres
-        ? rowMissing({ name: POSTGRES, ...postgres })
-        : rowAgainst(own, POSTGRES, '/s', perSecond(POSTGRES), 2.5),
-      rowAgainst(own, NODE, '/s', perSecond(NODE)),
-      ...wrkRows(wrk, perSecond),
-      rowAgainst(own, COMMIT_1, '/s', perSecond(COMMIT_1)),
-      rowAgainst(own, COMMIT_64, '/s', perSecond(COMMIT_64)),
+      against(POSTGRES, 2.5),
+      against(NODE),
+      ...('missing' in wrk ? [rowMissing(wrk)] : wrkRows(perSecond)),
+      against(COMMIT_1),
+      against(COMMIT_64),
     ];
 
     function asked(name: string, target: Target, connections = 64): Contender<Figure> {
@@ -129,25 +128,25 @@ async function exampleAnswer({ url, headers }: Target): Promise<string> {
 }
 
 /** wrk is written in C: its figure shows whether our own client is the bottleneck. */
-async function askedByWrk(
-  { directory, seconds }: Bench,
-  wrk: string,
-  { url }: Target,
-): Promise<{ perSecond: number }> {
+function wrkAsking({ directory, seconds }: Bench, { url }: Target): Contender<'perSecond'> | Missing {
+  const wrk = findProgram('wrk');
+  if (wrk === undefined) return { name: WRK, missing: 'wrk is not installed: apt-get install wrk' };
   const script = join(directory, 'wrk.lua');
   writeFileSync(
     script,
     `wrk.method = 'POST'\nwrk.body = '{"ref":"v1.2.3"}'\nwrk.headers['Content-Type'] = 'application/json'\n`,
   );
   const words = ['-t1', '-c64', `-d${Math.max(1, Math.round(seconds))}s`, '-s', script, '--latency', url];
-  const output = await outputOf(wrk, words);
-  const perSecond = Number(/Requests\/sec:\s+([\d.]+)/.exec(output)?.[1]);
-  return { perSecond };
+  return {
+    name: WRK,
+    async run() {
+      const output = await outputOf(wrk, words);
+      return { perSecond: Number(/Requests\/sec:\s+([\d.]+)/.exec(output)?.[1]) };
+    },
+  };
 }
 
-function wrkRows(wrk: string | undefined, perSecond: (name: string) => number[]): Row[] {
-  if (wrk === undefined)
-    return [rowMissing({ name: WRK, missing: 'wrk is not installed: apt-get install wrk' })];
+function wrkRows(perSecond: (name: string) => number[]): Row[] {
   const reached = perSecond(WRK);
   const ratios = perSecond(NODE).map((own, round) => own / (reached[round] ?? Number.NaN));
   return [

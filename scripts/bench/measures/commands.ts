@@ -13,9 +13,8 @@ import {
   figureRow,
   type Measure,
   type Missing,
-  rowAgainst,
   rowBelow,
-  rowMissing,
+  rowsAgainst,
   samplesOf,
 } from '../measure.ts';
 import { laminar } from '../peers/laminar.ts';
@@ -48,7 +47,7 @@ export const commands: Measure = {
   async run(bench) {
     const spawns = childOf(bench, 'spawns');
     const large = childOf(bench, 'spawns');
-    const all: (Contender<Figure> | Missing)[] = [
+    const contenders: (Contender<Figure> | Missing)[] = [
       await davitAt250Mb(bench),
       await posixSpawn(bench),
       spawning(NODE_SMALL, spawns, 0),
@@ -56,18 +55,10 @@ export const commands: Measure = {
       await laminar(bench, LAMINAR, CONCURRENCY),
       await debiansWebhook(bench),
     ];
-    const contenders = all.filter((contender) => 'run' in contender);
-    const missing = all.filter((contender) => 'missing' in contender);
     const results = await alternate(bench, contenders, { rehearse: !bench.quick });
-    const perSecond = (name: string) => samplesOf(results, name, 'perSecond');
-    const against = (name: string, atLeast?: number) => {
-      const absent = missing.find((contender) => contender.name === name);
-      return absent === undefined
-        ? rowAgainst(perSecond(DAVIT), name, '/s', perSecond(name), atLeast)
-        : rowMissing(absent);
-    };
+    const against = rowsAgainst(results, contenders, DAVIT);
     return [
-      figureRow(DAVIT, '/s', perSecond(DAVIT)),
+      figureRow(DAVIT, '/s', samplesOf(results, DAVIT, 'perSecond')),
       rowBelow(`${DAVIT}, event loop delay, p99`, 'ms', samplesOf(results, DAVIT, 'loopP99Ms'), 10),
       figureRow(`${DAVIT}, resident (RSS)`, 'MB', samplesOf(results, DAVIT, 'residentMb')),
       against(POSIX, 0.5),

@@ -11,7 +11,7 @@ import {
   type Measure,
   type Missing,
   rowAgainst,
-  rowMissing,
+  rowsAgainst,
   samplesOf,
 } from '../measure.ts';
 import { startPostgres } from '../peers/postgres.ts';
@@ -64,19 +64,9 @@ export const deliveries: Measure = {
         ? { name: GRAPHILE, ...postgres }
         : await sendingTo(bench, GRAPHILE, plain, { peer: 'graphile-worker', ...postgres }),
     ];
-    const missing = contenders.filter((contender) => 'missing' in contender);
-    const results = await alternate(
-      bench,
-      contenders.filter((contender) => 'run' in contender),
-      { rehearse: true },
-    );
+    const results = await alternate(bench, contenders, { rehearse: true });
     const perSecond = (name: string) => samplesOf(results, name, 'perSecond');
-    const against = (name: string, atLeast?: number) => {
-      const absent = missing.find((contender) => contender.name === name);
-      return absent === undefined
-        ? rowAgainst(perSecond(DAVIT), name, '/s', perSecond(name), atLeast)
-        : rowMissing(absent);
-    };
+    const against = rowsAgainst(results, contenders, DAVIT);
     return [
       figureRow(DAVIT, '/s', perSecond(DAVIT)),
       against(UNDICI, 0.6),
