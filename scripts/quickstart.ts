@@ -14,6 +14,7 @@ import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { Readable } from 'node:stream';
+import { text } from 'node:stream/consumers';
 import { setTimeout as delay } from 'node:timers/promises';
 
 /*
@@ -231,13 +232,9 @@ interface Received {
 async function startReceiver(): Promise<{ url: string; server: Server; next(): Promise<Received> }> {
   const first = Promise.withResolvers<Received>();
   const server = createServer(async (request, response) => {
-    const pieces: Buffer[] = [];
-    for await (const piece of request) pieces.push(piece as Buffer);
+    const body = await text(request);
     response.writeHead(204).end();
-    first.resolve({
-      headers: request.headers as Record<string, string>,
-      body: Buffer.concat(pieces).toString(),
-    });
+    first.resolve({ headers: request.headers as Record<string, string>, body });
   });
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   const { port } = server.address() as AddressInfo;

@@ -5,6 +5,7 @@ import { createRequire } from 'node:module';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
+import { text } from 'node:stream/consumers';
 import type { GuardRequest } from './children/guard.ts';
 import type { ServerRequest } from './children/server.ts';
 import type { Bench } from './measure.ts';
@@ -98,15 +99,10 @@ export async function outputOf(
   options: SpawnOptions & { lastResort?: NodeJS.Signals } = {},
 ): Promise<string> {
   const { child } = start(file, words, { ...options, stdio: ['ignore', 'pipe', 'pipe'] });
-  let output = '';
-  let errors = '';
-  child.stdout?.setEncoding('utf8').on('data', (text: string) => {
-    output += text;
-  });
-  child.stderr?.setEncoding('utf8').on('data', (text: string) => {
-    errors += text;
-  });
-  const [exitCode] = (await once(child, 'close')) as [number | null];
+  const { stdout, stderr } = child;
+  if (stdout === null || stderr === null) throw new Error('its output is not read');
+  const [output, errors] = await Promise.all([text(stdout), text(stderr), once(child, 'close')]);
+  const { exitCode } = child;
   if (exitCode !== 0)
     throw new Error(`${file} ${words.join(' ')} ended with ${exitCode}: ${errors.slice(-2000)}`);
   return output;

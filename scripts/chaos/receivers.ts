@@ -4,6 +4,7 @@ import { createServer, type IncomingHttpHeaders, type IncomingMessage, type Serv
 import { createServer as createTlsServer } from 'node:https';
 import type { AddressInfo, Server, Socket } from 'node:net';
 import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
 import { setTimeout as delay } from 'node:timers/promises';
 import { createRandom, type Random } from './random.ts';
 
@@ -145,8 +146,8 @@ export async function startReceivers(seed: number): Promise<Receivers> {
     response: ServerResponse,
     random: Random,
   ): Promise<void> {
-    const body = await bodyOf(request);
-    if (body === undefined) return;
+    const body = await text(request).catch(() => undefined);
+    if (body === undefined) return; // the sender went away before the end
     requests += 1;
     const path = request.url ?? '';
     unverified.push({ path, headers: request.headers, body });
@@ -292,17 +293,6 @@ function delayHandshakes(server: Server): void {
       if (!socket.destroyed) begin?.call(server, socket);
     });
   });
-}
-
-/** Undefined: the sender went away before the end of the body. */
-async function bodyOf(request: IncomingMessage): Promise<string | undefined> {
-  const pieces: Buffer[] = [];
-  try {
-    for await (const piece of request) pieces.push(piece as Buffer);
-  } catch {
-    return undefined;
-  }
-  return Buffer.concat(pieces).toString();
 }
 
 /**
