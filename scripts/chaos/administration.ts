@@ -118,8 +118,7 @@ export function createAdministration(options: AdministrationOptions): Administra
     );
     ledger.refs.set(ref, made.ok ? 'acknowledged' : 'doubtful');
     if (!made.ok) return;
-    ledger.counts.acknowledged += 1;
-    ledger.note({ acknowledged: 'admin deployment create', answer: made.value });
+    noteAcknowledged('admin deployment create', { answer: made.value });
     ledger.deploymentMade(made.value, sentAtMs);
   }
 
@@ -130,10 +129,8 @@ export function createAdministration(options: AdministrationOptions): Administra
     known.cancelAsked = true;
     const canceled = await davit<Deployment>('admin', 'deployment', 'cancel', known.id);
     if (!canceled.ok) return;
-    ledger.counts.acknowledged += 1;
-    ledger.note({ acknowledged: 'admin deployment cancel', answer: canceled.value });
-    known.canceledInQueue ||= canceled.value.status === 'canceled' && canceled.value.started_at === null;
-    ledger.observe(canceled.value);
+    noteAcknowledged('admin deployment cancel', { answer: canceled.value });
+    ledger.deploymentCanceled(canceled.value);
   }
 
   /** A key works as soon as it is created, and not once it is revoked. */
@@ -159,9 +156,13 @@ export function createAdministration(options: AdministrationOptions): Administra
   }
 
   function noteMade(kind: 'projects' | 'keys', id: string, name: string): void {
-    ledger.counts.acknowledged += 1;
-    ledger.note({ acknowledged: 'admin', kind, id, name });
+    noteAcknowledged('admin', { kind, id, name });
     ledger.made.push({ kind, id, name });
+  }
+
+  function noteAcknowledged(what: string, detail: Record<string, unknown>): void {
+    ledger.counts.acknowledged += 1;
+    ledger.note({ acknowledged: what, ...detail });
   }
 
   async function resumeAll(): Promise<void> {

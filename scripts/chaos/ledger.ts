@@ -106,7 +106,9 @@ export interface Ledger {
   /** Notes a 2xx; `replayed`: davit said that it is the stored answer to an earlier request. */
   acknowledge(entry: WriteEntry, answer: Answer, replayed: boolean): void;
   close(entry: WriteEntry, fate: 'refused' | 'doubtful'): void;
-  deploymentMade(deployment: Deployment, sentAtMs: number): KnownDeployment;
+  deploymentMade(deployment: Deployment, sentAtMs: number): void;
+  /** Notes what davit showed when it acknowledged a cancellation. */
+  deploymentCanceled(deployment: Deployment): void;
   /**
    * Compares a deployment that davit shows with what it said before. `askedAtMs`: when it was requested, by
    * performance.now(), as answers can overtake each other; 0 for an answer that may be a stored, old one.
@@ -150,6 +152,12 @@ export function createLedger(file: string): Ledger {
       note({ fate, write: entry.number, name: entry.name, path: entry.path });
     },
     deploymentMade,
+    deploymentCanceled(deployment) {
+      const known = deployments.get(deployment.id);
+      if (known !== undefined)
+        known.canceledInQueue ||= deployment.status === 'canceled' && deployment.started_at === null;
+      observe(deployment);
+    },
     observe,
     webhookMade(webhook, path, keyId) {
       if (webhooks.has(webhook.id)) return;
@@ -200,39 +208,23 @@ export function createLedger(file: string): Ledger {
     }
   }
 
-  function deploymentMade(deployment: Deployment, sentAtMs: number): KnownDeployment {
-    const before = deployments.get(deployment.id);
-    if (before !== undefined) return before;
-    const known: KnownDeployment = {
+  function deploymentMade(deployment: Deployment, sentAtMs: number): void {
+    if (deployments.has(deployment.id)) return;
+    deployments.set(deployment.id, {
       id: deployment.id,
-      projectId: deployment.project_id,
-      ref: deployment.ref,
-      trigger: deployment.trigger,
-      keyId: deployment.created_by?.key_id ?? null,
-      redeployOf: deployment.redeploy_of,
-      createdAt: deployment.created_at,
+      ...valuesThatStay(deployment),
       sentAtMs,
       acknowledgedAtMs: performance.now(),
       cancelAsked: false,
       canceledInQueue: false,
       end: null,
-    };
-    deployments.set(deployment.id, known);
-    return known;
+    });
   }
 
   function observe(deployment: Deployment, askedAtMs = 0): void {
     const known = deployments.get(deployment.id);
     if (known === undefined) return;
-    const seen: Partial<KnownDeployment> = {
-      projectId: deployment.project_id,
-      ref: deployment.ref,
-      trigger: deployment.trigger,
-      keyId: deployment.created_by?.key_id ?? null,
-      redeployOf: deployment.redeploy_of,
-      createdAt: deployment.created_at,
-    };
-    for (const [name, value] of Object.entries(seen)) {
+    for (const [name, value] of Object.entries(valuesThatStay(deployment))) {
       const before = known[name as keyof KnownDeployment];
       if (value !== before) {
         violation('acknowledged values stay', `${known.id}: ${name} was ${before} and is ${value}`);
@@ -254,4 +246,16 @@ export function createLedger(file: string): Ledger {
       );
     }
   }
+}
+
+/** What of a deployment never changes. */
+function valuesThatStay(deployment: Deployment) {
+  return {
+    projectId: deployment.project_id,
+    ref: deployment.ref,
+    trigger: deployment.trigger,
+    keyId: deployment.created_by?.key_id ?? null,
+    redeployOf: deployment.redeploy_of,
+    createdAt: deployment.created_at,
+  };
 }

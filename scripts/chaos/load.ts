@@ -122,10 +122,7 @@ export function createLoader(options: LoaderOptions): Loader {
       },
       sending,
     );
-    if (entry.answer === null) return;
-    const deployment = JSON.parse(entry.answer.body) as Deployment;
-    known.canceledInQueue ||= deployment.status === 'canceled' && deployment.started_at === null;
-    ledger.observe(deployment);
+    if (entry.answer !== null) ledger.deploymentCanceled(JSON.parse(entry.answer.body) as Deployment);
   }
 
   async function redeploy({ pick, sending }: Load & { kind: 'cancel' | 'redeploy' }): Promise<void> {

@@ -21,7 +21,6 @@ export interface Incarnation {
   process: ChildProcess;
   processId: number;
   url: string;
-  preload: Preload;
   /** From the start of the process to its first line of output. */
   readyMs: number;
   /** Its memory and descriptors, every half second. */
@@ -196,7 +195,6 @@ export function createService(options: ServiceOptions): Service {
       process: child,
       processId: child.pid ?? 0,
       url,
-      preload,
       readyMs: performance.now() - startedAtMs,
       samples: [],
       endExpected: false,

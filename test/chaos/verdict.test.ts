@@ -287,8 +287,8 @@ async function makeTruth(t: Test): Promise<Truth> {
   await store.writer.write('deployments.claim', undefined);
   await store.writer.write('deployments.finish', endOf(done.id, { exitCode: 0 }));
   const canceled = await deploy(store, ledger, keyId, projectId, 'deaf/2');
-  ledger.observe(await store.writer.write('deployments.cancel', { id: canceled.id }));
-  Object.assign(ledger.deployments.get(canceled.id) ?? {}, { cancelAsked: true, canceledInQueue: true });
+  Object.assign(ledger.deployments.get(canceled.id) ?? {}, { cancelAsked: true });
+  ledger.deploymentCanceled(await store.writer.write('deployments.cancel', { id: canceled.id }));
   const inbox = await deliver(store);
   const { deployments, webhooks, writes, refs, made } = ledger;
   const known = { deployments, webhooks, writes, refs, made };
