@@ -14,23 +14,17 @@ const EXAMPLES_MAX = 10;
 export function checkFile(file: Database): Violation[] {
   return [
     ...checkIntegrity(file),
-    ...STRUCTURE.flatMap(({ rule, sql }) =>
-      (file.prepare(`${sql} LIMIT ${EXAMPLES_MAX}`).all() as object[]).map((row) => ({
-        rule,
-        detail: JSON.stringify(row),
-      })),
-    ),
+    ...STRUCTURE.flatMap(({ rule, sql }) => each(rule, file.prepare(`${sql} LIMIT ${EXAMPLES_MAX}`).all())),
   ];
 }
 
 function checkIntegrity(file: Database): Violation[] {
   const integrity = file.pragma(`integrity_check(${EXAMPLES_MAX})`) as { integrity_check: string }[];
-  const foreignKeys = file.pragma('foreign_key_check') as object[];
   return [
     ...integrity
       .filter(({ integrity_check }) => integrity_check !== 'ok')
       .map(({ integrity_check }) => ({ rule: 'integrity_check is ok', detail: integrity_check })),
-    ...foreignKeys.map((row) => ({ rule: 'foreign_key_check is ok', detail: JSON.stringify(row) })),
+    ...each('foreign_key_check is ok', file.pragma('foreign_key_check') as object[]),
   ];
 }
 
@@ -191,12 +185,11 @@ export function checkMade(
   file: Database,
   made: readonly { kind: 'projects' | 'keys'; id: string; name: string }[],
 ): Violation[] {
-  return made
-    .filter(
-      ({ kind, id, name }) =>
-        file.prepare(`SELECT 1 FROM ${kind} WHERE id = ? AND name = ?`).get(id, name) === undefined,
-    )
-    .map((one) => ({ rule: 'what an admin command made is there', detail: JSON.stringify(one) }));
+  const missing = made.filter(
+    ({ kind, id, name }) =>
+      file.prepare(`SELECT 1 FROM ${kind} WHERE id = ? AND name = ?`).get(id, name) === undefined,
+  );
+  return each('what an admin command made is there', missing);
 }
 
 /** Of each ref there are as many deployments as the fate of its request says. */
@@ -319,17 +312,19 @@ function endProblem(row: DeploymentRow, known: KnownDeployment | undefined): str
 export function checkIdle(file: Database): Violation[] {
   const stuck = file
     .prepare('SELECT id, ref, status, process_id FROM deployments WHERE finished_at IS NULL AND reported = 0')
-    .all() as object[];
+    .all();
   const undelivered = file
     .prepare(`
       SELECT d.id, d.event_id, w.url, d.attempt_count, d.next_attempt_at
         FROM deliveries d JOIN webhooks w ON w.id = d.webhook_id
        WHERE d.status = 'pending' AND w.status = 'enabled' AND w.deleted_at IS NULL`)
-    .all() as object[];
-  return [
-    ...stuck.map((row) => ({ rule: 'no deployment is stuck', detail: JSON.stringify(row) })),
-    ...undelivered.map((row) => ({ rule: 'no delivery is stuck', detail: JSON.stringify(row) })),
-  ];
+    .all();
+  return [...each('no deployment is stuck', stuck), ...each('no delivery is stuck', undelivered)];
+}
+
+/** A violation for each row that breaks the rule. */
+function each(rule: string, rows: readonly unknown[]): Violation[] {
+  return rows.map((row) => ({ rule, detail: JSON.stringify(row) }));
 }
 
 /** A violation for each field of `expected` that differs in `actual`. */
