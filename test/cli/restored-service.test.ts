@@ -4,8 +4,9 @@ import t from 'tap';
 import type { Deployment, DeploymentEvent, Key, Page, Webhook } from '../../src/domain.ts';
 import { place } from '../helpers/cli.ts';
 import { until } from '../helpers/commands.ts';
+import type { Served } from '../helpers/listening.ts';
 import { startReceiver, status } from '../helpers/receiver.ts';
-import { type Served, serve } from '../helpers/served.ts';
+import { serve } from '../helpers/served.ts';
 
 const RECEIVERS_ON_LOOPBACK = [
   '--webhook-allow-http',

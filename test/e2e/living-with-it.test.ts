@@ -30,7 +30,7 @@ t.test('a service can be deployed to, backed up, examined and restored elsewhere
 
   const copy = join(directory, 'copy.db');
   t.match(await davit('backup', copy), { projects: 1, keys: 1, deployments: 2 });
-  t.match(await davit('doctor'), { ok: true, service: { process_id: service.process.pid } });
+  t.match(await davit('doctor'), { ok: true, service: { process_id: service.processId } });
   await t.rejects(davit('restore', copy, '--yes'), { code: 1, stderr: /is served by process \d+ since/ });
   t.equal(await service.stop(), 0);
 

@@ -2,17 +2,8 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import type { Test } from 'tap';
 import { COMPILE_CACHE, MAIN } from './cli.ts';
+import { listening, type Served } from './listening.ts';
 import { temporaryDirectory } from './store.ts';
-
-export interface Served {
-  url: string;
-  processId: number;
-  signal(name: NodeJS.Signals): void;
-  /** SIGTERM; gives the exit code. */
-  stop(): Promise<number | null>;
-  /** As a power cut does to a process. */
-  kill(): Promise<void>;
-}
 
 export interface ServedWithLog extends Served {
   /** All that came on stderr so far. */
@@ -27,7 +18,7 @@ export interface ServedWithLog extends Served {
 
 /** `davit serve` on `./davit.db` of this directory, ready; killed with the test, if it has not ended before. */
 export async function serve(t: Test, directory: string, ...options: string[]): Promise<Served> {
-  return started(t, spawnServe(t, directory, 'inherit', {}, ['--log-level', 'error', ...options]));
+  return listening(t, spawnServe(t, directory, 'inherit', {}, ['--log-level', 'error', ...options]));
 }
 
 /** Resolves once the dispatcher of a service has opened the file, too. */
@@ -54,7 +45,7 @@ export async function serveWithLog(
       .slice(0, -1)
       .map((line) => JSON.parse(line) as Record<string, unknown>);
   return {
-    ...(await started(t, child)),
+    ...(await listening(t, child)),
     stderr: () => stderr,
     log,
     more,
@@ -89,32 +80,4 @@ export function spawnServe(
     env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', TMPDIR: temporaryDirectory(t), ...env },
     stdio: ['ignore', 'pipe', stderr],
   });
-}
-
-async function started(t: Test, child: ChildProcess): Promise<Served> {
-  if (child.stdout === null) throw new Error('its stdout is piped');
-  const ended = once(child, 'exit');
-  const end = async (signal: NodeJS.Signals) => {
-    child.kill(signal);
-    await ended;
-  };
-  t.teardown(() => end('SIGKILL'));
-  let stdout = '';
-  child.stdout.setEncoding('utf8').on('data', (text: string) => {
-    stdout += text;
-  });
-  while (!stdout.includes('\n')) {
-    if (child.exitCode !== null) throw new Error('davit serve ended before it listened');
-    await Promise.race([once(child.stdout, 'data'), ended]);
-  }
-  return {
-    url: /^davit listening on (\S+)\n/.exec(stdout)?.[1] ?? '',
-    processId: child.pid ?? 0,
-    signal: (name) => void child.kill(name),
-    async stop() {
-      await end('SIGTERM');
-      return child.exitCode;
-    },
-    kill: () => end('SIGKILL'),
-  };
 }

@@ -1,12 +1,11 @@
-import { type ChildProcess, execFile, spawn } from 'node:child_process';
-import { once } from 'node:events';
+import { execFile, spawn } from 'node:child_process';
 import { join } from 'node:path';
-import { createInterface } from 'node:readline';
 import { promisify } from 'node:util';
 import type { Test } from 'tap';
 import type { OpenApiDocument } from '../../src/http/openapi-types.ts';
 import { assertContract, type Contract, createContract } from './contract.ts';
 import { executablePath } from './executable.ts';
+import { listening, type Served } from './listening.ts';
 import { temporaryDirectory } from './store.ts';
 
 const execute = promisify(execFile);
@@ -21,13 +20,7 @@ export interface Place {
   serve(...options: string[]): Promise<RunningService>;
 }
 
-export interface RunningService {
-  url: string;
-  process: ChildProcess;
-  /** SIGTERM; gives the exit code. */
-  stop(): Promise<number | null>;
-  /** As a power cut does to a process. */
-  kill(): Promise<void>;
+export interface RunningService extends Served {
   /** Rejects if the answer is not what the service's own description says. */
   request(method: string, path: string, options?: RequestOptions): Promise<ServiceResponse>;
 }
@@ -72,37 +65,13 @@ export function place(t: Test): Place {
         ...options,
       ];
       const child = spawn(executablePath(), words, { env, stdio: ['ignore', 'pipe', 'inherit'] });
-      const ended = once(child, 'exit');
-      t.teardown(async () => {
-        child.kill('SIGKILL');
-        await ended;
-      });
-      const url = await listeningUrl(child);
+      const served = await listening(t, child);
       return {
-        url,
-        process: child,
-        async stop() {
-          child.kill('SIGTERM');
-          await ended;
-          return child.exitCode;
-        },
-        async kill() {
-          child.kill('SIGKILL');
-          await ended;
-        },
-        request: (method, path, requestOptions) => request(url, method, path, requestOptions),
+        ...served,
+        request: (method, path, requestOptions) => request(served.url, method, path, requestOptions),
       };
     },
   };
-}
-
-async function listeningUrl(child: ChildProcess): Promise<string> {
-  if (child.stdout === null) throw new Error('the service has no stdout');
-  for await (const line of createInterface({ input: child.stdout })) {
-    const url = /^davit listening on (\S+)$/.exec(line)?.[1];
-    if (url !== undefined) return url;
-  }
-  throw new Error('the service ended before it listened');
 }
 
 async function request(

@@ -1,0 +1,42 @@
+import type { ChildProcess } from 'node:child_process';
+import { once } from 'node:events';
+import type { Test } from 'tap';
+
+export interface Served {
+  url: string;
+  processId: number;
+  signal(name: NodeJS.Signals): void;
+  /** SIGTERM; gives the exit code. */
+  stop(): Promise<number | null>;
+  /** As a power cut does to a process. */
+  kill(): Promise<void>;
+}
+
+/** Resolves once this `davit serve` listens; killed with the test, if it has not ended before. */
+export async function listening(t: Test, child: ChildProcess): Promise<Served> {
+  if (child.stdout === null) throw new Error('its stdout is piped');
+  const ended = once(child, 'exit');
+  const end = async (signal: NodeJS.Signals) => {
+    child.kill(signal);
+    await ended;
+  };
+  t.teardown(() => end('SIGKILL'));
+  let stdout = '';
+  child.stdout.setEncoding('utf8').on('data', (text: string) => {
+    stdout += text;
+  });
+  while (!stdout.includes('\n')) {
+    if (child.exitCode !== null) throw new Error('davit serve ended before it listened');
+    await Promise.race([once(child.stdout, 'data'), ended]);
+  }
+  return {
+    url: /^davit listening on (\S+)\n/.exec(stdout)?.[1] ?? '',
+    processId: child.pid ?? 0,
+    signal: (name) => void child.kill(name),
+    async stop() {
+      await end('SIGTERM');
+      return child.exitCode;
+    },
+    kill: () => end('SIGKILL'),
+  };
+}
