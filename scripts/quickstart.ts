@@ -82,15 +82,14 @@ async function main(): Promise<void> {
 
   heading('a webhook: who is told how it ended');
   const receiver = await startReceiver();
-  const api = apiOf(url, String(key.secret));
-  const webhook = await api('POST', '/v2/webhooks', {
+  const post = posting(url, String(key.secret));
+  const webhook = await post('/v2/webhooks', {
     url: receiver.url,
     events: ['deployment.succeeded', 'deployment.failed'],
   });
 
   heading('a deployment of the tag v1.1.0');
-  const deployment = await api(
-    'POST',
+  const deployment = await post(
     `/v2/projects/${project.id}/deployments`,
     { ref: 'v1.1.0' },
     { 'Idempotency-Key': crypto.randomUUID() },
@@ -100,7 +99,7 @@ async function main(): Promise<void> {
   await followLog(url, String(key.secret), deployment.id);
 
   heading('the signed event, as the receiver got it');
-  const event = await receiver.next();
+  const event = await receiver.event;
   const signature = event.headers['service-signature'];
   say(`Service-Signature: ${signature}`);
   say(event.body);
@@ -229,7 +228,8 @@ interface Received {
   body: string;
 }
 
-async function startReceiver(): Promise<{ url: string; server: Server; next(): Promise<Received> }> {
+/** `event`: the first that it receives. */
+async function startReceiver(): Promise<{ url: string; server: Server; event: Promise<Received> }> {
   const first = Promise.withResolvers<Received>();
   const server = createServer(async (request, response) => {
     const body = await text(request);
@@ -238,22 +238,21 @@ async function startReceiver(): Promise<{ url: string; server: Server; next(): P
   });
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   const { port } = server.address() as AddressInfo;
-  return { url: `http://127.0.0.1:${port}/events`, server, next: () => first.promise };
+  return { url: `http://127.0.0.1:${port}/events`, server, event: first.promise };
 }
 
-function apiOf(url: string, key: string) {
-  return async (
-    method: string,
-    path: string,
-    body: unknown,
-    headers: Record<string, string> = {},
-  ): Promise<Resource> => {
+function posting(url: string, key: string) {
+  return async (path: string, body: unknown, headers: Record<string, string> = {}): Promise<Resource> => {
     const all = { Authorization: `Bearer ${key}`, 'Content-Type': 'application/json', ...headers };
-    say(`$ ${curl(method, `${url}${path}`, '$DAVIT_KEY', body, headers)}`);
-    const response = await fetch(`${url}${path}`, { method, headers: all, body: JSON.stringify(body) });
+    say(`$ ${curl('POST', `${url}${path}`, body, headers)}`);
+    const response = await fetch(`${url}${path}`, {
+      method: 'POST',
+      headers: all,
+      body: JSON.stringify(body),
+    });
     const text = await response.text();
     say(text.replace(/whsec_[^"]+/, 'whsec_…'));
-    if (!response.ok) throw new Error(`${method} ${path} answered ${response.status}`);
+    if (!response.ok) throw new Error(`POST ${path} answered ${response.status}`);
     return JSON.parse(text) as Resource;
   };
 }
@@ -304,22 +303,20 @@ function showWhatIsNext(url: string, key: string, projectId: string, deploymentI
     curl(
       'POST',
       `${url}/v2/projects/${projectId}/deployments`,
-      '$DAVIT_KEY',
       { ref: 'v1.0.0' },
       { 'Idempotency-Key': 'try-1' },
     ),
   );
-  say(curl('GET', `${url}/v2/deployments/${deploymentId}`, '$DAVIT_KEY'));
-  say(curl('GET', `${url}/v2/deployments/${deploymentId}/logs`, '$DAVIT_KEY'));
+  say(curl('GET', `${url}/v2/deployments/${deploymentId}`));
+  say(curl('GET', `${url}/v2/deployments/${deploymentId}/logs`));
   say('');
   say(`project ${projectId}; file ${DATABASE}; log ${SERVICE_LOG}`);
   say(`stop it with: kill ${serviceProcessId}`);
 }
 
 function curl(
-  method: string,
+  method: 'GET' | 'POST',
   url: string,
-  key: string,
   body?: unknown,
   headers: Record<string, string> = {},
 ): string {
@@ -328,7 +325,7 @@ function curl(
     ...(method === 'GET' ? [] : ['-X', method]),
     url,
     '-H',
-    `"Authorization: Bearer ${key}"`,
+    '"Authorization: Bearer $DAVIT_KEY"',
   ];
   const all = body === undefined ? headers : { 'Content-Type': 'application/json', ...headers };
   for (const [name, value] of Object.entries(all)) words.push('-H', `'${name}: ${value}'`);
