@@ -163,6 +163,12 @@ export function createContract(document: OpenApiDocument): Contract {
   }
 }
 
+/** What the service at `url` promises at `/v2/openapi.json`. */
+export async function contractAt(url: string): Promise<Contract> {
+  const response = await fetch(`${url}/v2/openapi.json`);
+  return createContract((await response.json()) as OpenApiDocument);
+}
+
 /** As `createContract(...).problems`, for what is to hold in any case. Throws when something does not. */
 export function assertContract(contract: Contract, exchange: Exchange): void {
   const problems = contract.problems(exchange);

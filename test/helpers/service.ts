@@ -2,8 +2,7 @@ import { execFile, spawn } from 'node:child_process';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import type { Test } from 'tap';
-import type { OpenApiDocument } from '../../src/http/openapi-types.ts';
-import { assertContract, type Contract, createContract } from './contract.ts';
+import { assertContract, type Contract, contractAt } from './contract.ts';
 import { executablePath } from './executable.ts';
 import { listening, type Served } from './listening.ts';
 import { temporaryDirectory } from './store.ts';
@@ -95,16 +94,10 @@ async function request(
   return { status, headers: response.headers, text, json: () => JSON.parse(text) };
 }
 
-/** What the service at `url` promises at `/v2/openapi.json`. */
 function contractOf(url: string): Promise<Contract> {
-  const contract = contracts.get(url) ?? readContract(url);
+  const contract = contracts.get(url) ?? contractAt(url);
   contracts.set(url, contract);
   return contract;
 }
 
 const contracts = new Map<string, Promise<Contract>>();
-
-async function readContract(url: string): Promise<Contract> {
-  const response = await fetch(`${url}/v2/openapi.json`);
-  return createContract((await response.json()) as OpenApiDocument);
-}

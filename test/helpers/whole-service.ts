@@ -5,13 +5,12 @@ import { startService } from '../../src/app.ts';
 import type { ServeConfig } from '../../src/config.ts';
 import type { KeyId, ProjectId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
-import type { OpenApiDocument } from '../../src/http/openapi-types.ts';
 import { openForWriting } from '../../src/store/database.ts';
 import type { NewKey } from '../../src/store/keys.ts';
 import type { ProjectSettings } from '../../src/store/projects.ts';
 import { type Store, storeOn } from '../../src/store/store.ts';
 import { cidr } from './cidr.ts';
-import { type Contract, createContract } from './contract.ts';
+import { type Contract, contractAt } from './contract.ts';
 import { KEY, PROJECT, temporaryDirectory } from './store.ts';
 
 export interface WholeService {
@@ -45,12 +44,11 @@ export async function startWholeService(t: Test, changes: Partial<ServeConfig> =
     await service.stop();
     await admin.close();
   });
-  const description = await fetch(`${service.url}/v2/openapi.json`);
   return {
     url: service.url,
     metricsUrl: service.metricsUrl,
     stop: service.stop,
-    contract: createContract((await description.json()) as OpenApiDocument),
+    contract: await contractAt(service.url),
     admin,
     query: <Row>(sql: string, ...parameters: unknown[]) => reader.prepare(sql).all(...parameters) as Row[],
     async project(settings = {}) {
