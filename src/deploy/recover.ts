@@ -11,23 +11,22 @@ import { signal, stopTree } from './process-tree.ts';
 import { visitProcesses } from './processes.ts';
 import type { Workspaces } from './workspace.ts';
 
+export interface RecoverOptions {
+  killGraceMs: number;
+  workspaces: Workspaces;
+  /** The -shm of the database, which a service has in its memory. */
+  sharedMemoryPath: string;
+  effects: Effects;
+  logger: Logger;
+}
+
 /**
  * Ends the deployments that were running when an earlier service process ended: first their processes, then the record,
  * `failed` and `interrupted` (or `canceled`, if that had been asked for). Nothing is run again, as davit cannot know
  * how far a command came. Resolves when none is left, which a process of another user or a full disk may put off for
  * ever; before that no deployment may be claimed.
  */
-export async function recover(
-  { reads, writer }: Store,
-  options: {
-    killGraceMs: number;
-    workspaces: Workspaces;
-    /** The -shm of the database, which a service has in its memory. */
-    sharedMemoryPath: string;
-    effects: Effects;
-    logger: Logger;
-  },
-): Promise<void> {
+export async function recover({ reads, writer }: Store, options: RecoverOptions): Promise<void> {
   const { killGraceMs, workspaces, effects, logger } = options;
   const running = reads.deployments.running();
   if (running.some(({ process }) => process === null)) await endStarting(options);
@@ -80,10 +79,7 @@ const CHECK_EVERY_MS = 5;
  * Ends commands that a killed service had forked and that have not reached execve(2), as they do while a disk hangs.
  * They carry no marker yet.
  */
-async function endStarting({
-  sharedMemoryPath,
-  effects,
-}: Pick<Parameters<typeof recover>[1], 'sharedMemoryPath' | 'effects'>): Promise<void> {
+async function endStarting({ sharedMemoryPath, effects }: RecoverOptions): Promise<void> {
   const untilMs = effects.monotonicMs() + STARTING_MAX_MS;
   do {
     if (!(await retryOnShortage(() => killStarting(sharedMemoryPath), effects))) return;

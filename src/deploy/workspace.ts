@@ -51,6 +51,17 @@ export interface Workspaces {
   close(waitMs: number): Promise<void>;
 }
 
+export interface WorkspacesOptions {
+  parent: string;
+  lockPath: string;
+  /**
+   * Whether a process may live that a run left: it may have a directory or a file open, whatever that is called now.
+   */
+  hasOrphans: () => boolean;
+  effects: Effects;
+  logger: Logger;
+}
+
 /** Why no command can have its files. */
 interface ParentProblem {
   message: string;
@@ -113,16 +124,7 @@ export function createWorkspaces({
   hasOrphans,
   effects,
   logger,
-}: {
-  parent: string;
-  lockPath: string;
-  /**
-   * Whether a process may live that a run left: it may have a directory or a file open, whatever that is called now.
-   */
-  hasOrphans: () => boolean;
-  effects: Effects;
-  logger: Logger;
-}): Workspaces {
+}: WorkspacesOptions): Workspaces {
   const spares = new Map<ProjectId, { files: Files; cancelRemoval: () => void }>();
   const removals = new Set<Promise<void>>();
   // Asked once: whoever removes the lock file, which is all that lies there after a stop, must not end all deployments.

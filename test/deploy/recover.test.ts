@@ -4,7 +4,7 @@ import { mkdirSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import t, { type Test } from 'tap';
-import { recover } from '../../src/deploy/recover.ts';
+import { type RecoverOptions, recover } from '../../src/deploy/recover.ts';
 import type { DeploymentId, ProjectId } from '../../src/domain.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
 import { AppError } from '../../src/errors.ts';
@@ -236,7 +236,7 @@ async function crashed(t: Test): Promise<{ store: TestStore; id: DeploymentId; p
 function recoverIn(
   temporaryDirectory: string,
   store: TestStore,
-  changes: Partial<Parameters<typeof recover>[1]> = {},
+  changes: Partial<RecoverOptions> = {},
 ): Promise<void> {
   return recover(store, {
     killGraceMs: 5_000,

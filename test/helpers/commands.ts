@@ -8,7 +8,7 @@ import { loadPosix } from '../../src/deploy/posix.ts';
 import { findMarked } from '../../src/deploy/processes.ts';
 import { type Run, type RunRequest, run } from '../../src/deploy/run.ts';
 import { createSpawner, type Spawner } from '../../src/deploy/spawner.ts';
-import { createWorkspaces, type Workspaces } from '../../src/deploy/workspace.ts';
+import { createWorkspaces, type Workspaces, type WorkspacesOptions } from '../../src/deploy/workspace.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
 import { openFilesOf } from '../../src/proc.ts';
 import { type ProcessIdentity, readStat } from '../../src/process-identity.ts';
@@ -35,11 +35,7 @@ export function testSpawner(t: Test, adopts = false, effects: Effects = realEffe
 /** The files of runs, below `parent`, of the service that has `lockPath`. */
 export function testWorkspaces(
   t: Test,
-  {
-    parent = temporaryDirectory(t),
-    lockPath = parent,
-    ...changes
-  }: Partial<Parameters<typeof createWorkspaces>[0]> = {},
+  { parent = temporaryDirectory(t), lockPath = parent, ...changes }: Partial<WorkspacesOptions> = {},
 ): Workspaces {
   return createWorkspaces({
     parent,
