@@ -1,26 +1,30 @@
 import {
   chmodSync,
-  constants,
   existsSync,
   lstatSync,
   mkdirSync,
   mkdtempSync,
   readdirSync,
-  renameSync,
-  rmdir,
   rmdirSync,
   rmSync,
-  type Stats,
   statSync,
-  unlinkSync,
   writeFileSync,
 } from 'node:fs';
-import { dirname, join } from 'node:path';
+import { join } from 'node:path';
 import type { ProjectId } from '../domain.ts';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf, SHORTAGES } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 import { removeTree } from './remove-tree.ts';
+import {
+  type Files,
+  isAsNew,
+  isUntouched,
+  makeFiles,
+  removeEmpty,
+  removeFiles,
+  renameFiles,
+} from './run-files.ts';
 
 /** The directory and the output file of one run. */
 export interface Workspace {
@@ -99,13 +103,6 @@ function tryFiles(parent: string): void {
   }
 }
 
-interface Files {
-  directory: string;
-  /** Whether the directory was made for the run; otherwise it is the project's. */
-  isOwn: boolean;
-  outputFile: string;
-}
-
 /** A project with more deployments in its queue begins the next one within milliseconds. */
 const SPARE_MS = 1_000;
 
@@ -136,27 +133,21 @@ export function createWorkspaces({
   return { parent, make, removeLeft, close };
 
   function make(projectId: ProjectId, directory: string | null): Workspace {
-    const files = takeSpare(projectId, directory) ?? makeFiles(directory);
+    const files = takeSpare(projectId, directory) ?? makeNew(directory);
     const { outputFile } = files;
     return { directory: files.directory, outputFile, release: () => release(projectId, files) };
   }
 
-  /**
-   * The files of this project's last run. The output file is renamed, so that a process that knows its old path misses
-   * it.
-   */
+  /** The files of this project's last run. */
   function takeSpare(projectId: ProjectId, directory: string | null): Files | undefined {
     const spare = spares.get(projectId);
     if (spare === undefined) return undefined;
     spare.cancelRemoval();
     spares.delete(projectId);
-    count += 1;
     const { files } = spare;
-    const outputFile = join(dirname(files.outputFile), `${count}.output`);
     try {
       if (files.isOwn === (directory === null) && !hasOrphans() && isAsNew(files)) {
-        renameSync(files.outputFile, outputFile);
-        return { directory: directory ?? files.directory, isOwn: files.isOwn, outputFile };
+        return renameFiles(files, nextName(), directory);
       }
     } catch {
       // They are gone, or cannot be checked.
@@ -185,17 +176,17 @@ export function createWorkspaces({
     removals.add(removal);
   }
 
-  function makeFiles(directory: string | null): Files {
+  function makeNew(directory: string | null): Files {
     if (root !== undefined) {
       try {
-        return makeFilesIn(root, directory);
+        return makeFiles(root, nextName(), directory);
       } catch {
         // What cleans /tmp by age removes `root` when nothing has run for days, and a command may do so too.
       }
     }
     const fresh = mkdtempSync(join(parent, namePrefix));
     try {
-      const made = makeFilesIn(fresh, directory);
+      const made = makeFiles(fresh, nextName(), directory);
       root = fresh;
       return made;
     } catch (error) {
@@ -204,20 +195,9 @@ export function createWorkspaces({
     }
   }
 
-  /** Synchronous, as a round trip to libuv's threads takes longer than the calls. */
-  function makeFilesIn(root: string, directory: string | null): Files {
+  function nextName(): string {
     count += 1;
-    const outputFile = join(root, `${count}.output`);
-    writeFileSync(outputFile, '', { mode: 0o600, flag: 'wx' });
-    if (directory !== null) return { directory, isOwn: false, outputFile };
-    const own = join(root, String(count));
-    try {
-      mkdirSync(own, { mode: 0o700 });
-    } catch (error) {
-      unlinkSync(outputFile); // a full disk has room for an empty file, but for no directory
-      throw error;
-    }
-    return { directory: own, isOwn: true, outputFile };
+    return String(count);
   }
 
   async function removeLeft(): Promise<void> {
@@ -244,48 +224,6 @@ export function createWorkspaces({
   }
 }
 
-/** A first, cheap check whether a run left its files as it was given them. */
-function isUntouched({ directory, isOwn, outputFile }: Files): boolean {
-  try {
-    return lstatSync(outputFile).size === 0 && (!isOwn || isUnchanged(lstatSync(directory)));
-  } catch {
-    return false;
-  }
-}
-
-/** Whether these files are the same as newly made ones. Throws the system's error. */
-function isAsNew({ directory, isOwn, outputFile }: Files): boolean {
-  const { mode, uid, nlink, size, dev } = lstatSync(outputFile);
-  const isNewFile =
-    mode === (constants.S_IFREG | 0o600) && uid === process.geteuid?.() && nlink === 1 && size === 0;
-  if (!isNewFile || !isOwn) return isNewFile;
-  const own = lstatSync(directory);
-  const isMountedOver = own.dev !== dev;
-  return isUnchanged(own) && !isMountedOver && readdirSync(directory).length === 0;
-}
-
-/**
- * Whether its entries and its mode were never changed, as far as the resolution of the file system's clock can tell.
- */
-function isUnchanged({ mode, uid, ctimeMs, birthtimeMs }: Stats): boolean {
-  return mode === (constants.S_IFDIR | 0o700) && uid === process.geteuid?.() && ctimeMs === birthtimeMs;
-}
-
-function removeFiles({ directory, isOwn, outputFile }: Files): Promise<void> {
-  return whenAllEnded([removeFile(outputFile), ...(isOwn ? [removeDirectory(directory)] : [])]);
-}
-
-/** Waits for all removals, whichever of them fail. Rejects with the first error. */
-async function whenAllEnded(removals: readonly Promise<void>[]): Promise<void> {
-  const failed = (await Promise.allSettled(removals)).find((removal) => removal.status === 'rejected');
-  if (failed !== undefined) throw failed.reason;
-}
-
-/** As a rule it is empty, and listing its entries takes twice as long as rmdir(2). */
-async function removeDirectory(path: string): Promise<void> {
-  if (!(await removeEmpty(path))) await removeTree(path);
-}
-
 /** For a directory in which nothing could be made. If it is not empty, the next start removes it. */
 function removeEmptyNow(directory: string): void {
   try {
@@ -293,24 +231,6 @@ function removeEmptyNow(directory: string): void {
   } catch {
     // The error that led here says more.
   }
-}
-
-async function removeFile(path: string): Promise<void> {
-  try {
-    unlinkSync(path);
-  } catch {
-    await removeTree(path); // the command may have put a directory in its place
-  }
-}
-
-/**
- * Whether it could be removed. In libuv's threads, as it may have to wait for the disk, 300 µs while another thread
- * calls fsync.
- */
-function removeEmpty(directory: string): Promise<boolean> {
-  return new Promise((resolve) => {
-    rmdir(directory, (error) => resolve(error === null));
-  });
 }
 
 /**
