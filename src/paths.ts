@@ -22,7 +22,7 @@ export function namesDirectory(path: string): boolean {
   return /\/\.?$/.test(path);
 }
 
-/** Resolves symbolic links, even when the file does not exist yet: a file has one lock, whichever path leads to it. */
+/** Resolves symbolic links, even when the file does not exist yet. */
 export function realPath(path: string): string {
   try {
     return realOf(path);

@@ -30,9 +30,7 @@ export interface DueDelivery {
 export interface WebhookHistory {
   /** The key that registered it; null: the webhook is gone. */
   key_id: KeyId | null;
-  /**
-   * The first of the current series of failures, see FAILING_RESTARTS_AFTER_MS in settlements.ts; null: the last attempt did not fail.
-   */
+  /** The first of the current series of failures, see settlements.ts; null: the last attempt did not fail. */
   failing_since: number | null;
   /** Null: no attempt ever succeeded. */
   last_success_at: number | null;

@@ -6,7 +6,7 @@ import { newWebhook } from './deliveries.ts';
 import type { TestStore } from './store.ts';
 
 /** A webhook of a new key. */
-export async function webhookOf(
+export async function newKeysWebhook(
   store: TestStore,
   key: Parameters<TestStore['key']>[0] = {},
   events?: EventType[],

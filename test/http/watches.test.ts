@@ -77,11 +77,19 @@ t.test('a service that stops ends an event stream properly, without an end event
   const { secret } = await service.key();
   const projectId = await service.project({ command: null });
   const { id } = await service.admin.writer.write('deployments.create', newDeployment(projectId));
+  const chunks = [{ start: 0, bytes: Buffer.from('one\n') }];
+  await service.admin.writer.write('logs.append', {
+    id,
+    chunks,
+    logBytes: 4,
+    dropTailBefore: null,
+    headBytes: 0,
+  });
   const log = await fetch(`${service.url}/v2/deployments/${id}/logs`, {
     headers: { authorization: `Bearer ${secret}`, accept: 'text/event-stream' },
   });
   await service.stop();
-  t.equal(await log.text(), 'retry: 1000\nid: 0\n\n');
+  t.equal(await log.text(), 'retry: 1000\nid: 0\n\nid: 4\ndata: one\ndata: \n\n');
 });
 
 t.test(

@@ -3,7 +3,7 @@ import type { WebhookId } from '../../src/domain.ts';
 import { DAY_MS } from '../../src/durations.ts';
 import { newDeliveries, newWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { settlementOf, webhookOf } from '../helpers/outbox.ts';
+import { newKeysWebhook, settlementOf } from '../helpers/outbox.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 t.test(
@@ -14,12 +14,12 @@ t.test(
     const projectId = await store.project();
     const elsewhere = await store.project();
     const narrow = { allProjects: false, projectIds: [projectId] };
-    const sees = await webhookOf(store, narrow);
-    const seesAll = await webhookOf(store, { expiresInMs: DAY_MS });
-    await webhookOf(store, { allProjects: false, projectIds: [elsewhere] });
-    await webhookOf(store, { expiresInMs: 0 });
-    await webhookOf(store, { ...narrow, expiresInMs: 0 });
-    await webhookOf(store, {}, ['deployment.failed']);
+    const sees = await newKeysWebhook(store, narrow);
+    const seesAll = await newKeysWebhook(store, { expiresInMs: DAY_MS });
+    await newKeysWebhook(store, { allProjects: false, projectIds: [elsewhere] });
+    await newKeysWebhook(store, { expiresInMs: 0 });
+    await newKeysWebhook(store, { ...narrow, expiresInMs: 0 });
+    await newKeysWebhook(store, {}, ['deployment.failed']);
     for (const { keyId } of [await store.key(), await store.key(narrow)]) {
       await newWebhook(store, keyId);
       await store.writer.write('keys.revoke', { id: keyId });
@@ -86,7 +86,7 @@ t.test(
 t.test('a claim leaves out deliveries under way, and says when the next one is due', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const webhookId = await webhookOf(store);
+  const webhookId = await newKeysWebhook(store);
   const projectId = await store.project();
   for (let count = 0; count < 3; count++) {
     await store.writer.write('deployments.create', newDeployment(projectId));
@@ -105,7 +105,7 @@ t.test('a claim leaves out deliveries under way, and says when the next one is d
 t.test('successive claims take every delivery once, the earliest due first', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const webhookId = await webhookOf(store);
+  const webhookId = await newKeysWebhook(store);
   await newDeliveries(store, webhookId, 151);
   const atMs = effects.now();
   const pending = store.query<{ seq: number }>('SELECT seq FROM deliveries ORDER BY next_attempt_at, seq');
@@ -135,7 +135,7 @@ t.test('successive claims take every delivery once, the earliest due first', asy
 t.test('a delivery that changed after it was looked up is not claimed', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const webhookId = await webhookOf(store);
+  const webhookId = await newKeysWebhook(store);
   await newDeliveries(store, webhookId, 6);
   const atMs = effects.now();
   const request = { webhookId, limit: 1, underWay: [], ahead: [] as number[] };
@@ -152,7 +152,7 @@ t.test('a delivery that changed after it was looked up is not claimed', async (t
 t.test('a claim has the url, the due deliveries and the live secrets of its own webhook', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const [first, second] = [await webhookOf(store), await webhookOf(store)];
+  const [first, second] = [await newKeysWebhook(store), await newKeysWebhook(store)];
   await store.writer.write('webhooks.update', {
     id: second,
     url: 'https://other.example/hook',
@@ -180,8 +180,8 @@ t.test('a claim has the url, the due deliveries and the live secrets of its own 
 t.test('nothing is claimed for a webhook that is disabled or deleted', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const disabled = await webhookOf(store);
-  const deleted = await webhookOf(store);
+  const disabled = await newKeysWebhook(store);
+  const deleted = await newKeysWebhook(store);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
   await store.writer.write('webhooks.update', { id: disabled, status: 'disabled', disableReason: 'tired' });
   await store.writer.write('webhooks.remove', { id: deleted });
@@ -200,7 +200,7 @@ t.test('nothing is claimed for a webhook that is disabled or deleted', async (t)
 t.test('a claim costs the same whatever is pending', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const webhookId = await webhookOf(store);
+  const webhookId = await newKeysWebhook(store);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
   const atMs = effects.now() + 60_000;
   const claim = () => store.reads.outbox.claim([{ webhookId, limit: 4, underWay: [], ahead: [] }], atMs);

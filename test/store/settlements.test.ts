@@ -7,7 +7,7 @@ import { inSteps } from '../../src/store/steps.ts';
 import type { WebhookUpdate } from '../../src/store/webhooks.ts';
 import { copyWaiting, newDeliveries } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
-import { dueOf, settlementOf, webhookOf } from '../helpers/outbox.ts';
+import { dueOf, newKeysWebhook, settlementOf } from '../helpers/outbox.ts';
 import { newDeployment, none, type TestStore, testStore } from '../helpers/store.ts';
 
 t.test('a retry is due at its time and not before', async (t) => {
@@ -92,7 +92,7 @@ t.test('time asleep is not time without attempts, and failing_since is never in 
 async function failing(t: Test) {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const webhookId = await webhookOf(store);
+  const webhookId = await newKeysWebhook(store);
   const projectId = await store.project();
   const failOnce = async (neverPassedMs = 0) => {
     await store.writer.write('deployments.create', newDeployment(projectId, { maxQueued: null }));
@@ -313,7 +313,7 @@ for (const { name, setMs = 0, changes, isDeleted = false, missed } of OTHER_RECE
   t.test(`an attempt from before counts neither for nor against a webhook that ${name}`, async (t) => {
     const effects = fakeEffects();
     const store = testStore(t, effects);
-    const id = await webhookOf(store);
+    const id = await newKeysWebhook(store);
     await newDeliveries(store, id, OUTCOMES.length);
     const due = dueOf(store, id, effects.now(), OUTCOMES.length);
     effects.advance(1_000);
@@ -348,7 +348,7 @@ t.test(
   async (t) => {
     const effects = fakeEffects();
     const store = testStore(t, effects);
-    await webhookOf(store);
+    await newKeysWebhook(store);
     const projectId = await store.project();
     for (let count = 0; count < 4; count++) {
       await store.writer.write('deployments.create', newDeployment(projectId));
@@ -374,7 +374,7 @@ t.test(
 t.test('each retry of a long backlog is set back exactly once, in steps', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  for (let count = 0; count < 3; count++) await webhookOf(store);
+  for (let count = 0; count < 3; count++) await newKeysWebhook(store);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
   const nowMs = effects.now();
   // Of each webhook some are due, and of the others many wait for the same moment.
@@ -407,7 +407,7 @@ t.test(
   async (t) => {
     const effects = fakeEffects();
     const store = testStore(t, effects);
-    const [id, other] = [await webhookOf(store), await webhookOf(store)];
+    const [id, other] = [await newKeysWebhook(store), await newKeysWebhook(store)];
     await store.writer.write('deployments.create', newDeployment(await store.project()));
     const [nowMs, enabledAtMs] = [effects.now(), effects.now() + 1_000];
     copyWaiting(store, 299, nowMs + HOUR_MS);
@@ -440,7 +440,7 @@ async function oneDue(
   store: TestStore,
   effects: FakeEffects,
 ): Promise<{ webhookId: WebhookId; due: DueDelivery }> {
-  const webhookId = await webhookOf(store);
+  const webhookId = await newKeysWebhook(store);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
   const [due = none()] = dueOf(store, webhookId, effects.now(), 1);
   return { webhookId, due };
