@@ -14,7 +14,7 @@ import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { Readable } from 'node:stream';
-import { text } from 'node:stream/consumers';
+import { text as textOf } from 'node:stream/consumers';
 import { setTimeout as delay } from 'node:timers/promises';
 
 /*
@@ -232,7 +232,7 @@ interface Received {
 async function startReceiver(): Promise<{ url: string; server: Server; event: Promise<Received> }> {
   const first = Promise.withResolvers<Received>();
   const server = createServer(async (request, response) => {
-    const body = await text(request);
+    const body = await textOf(request);
     response.writeHead(204).end();
     first.resolve({ headers: request.headers as Record<string, string>, body });
   });

@@ -5,7 +5,7 @@ import { createRequire } from 'node:module';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
-import { text } from 'node:stream/consumers';
+import { text as textOf } from 'node:stream/consumers';
 import type { GuardRequest } from './children/guard.ts';
 import type { ServerRequest } from './children/server.ts';
 import type { Bench } from './measure.ts';
@@ -101,7 +101,7 @@ export async function outputOf(
   const { child } = start(file, words, { ...options, stdio: ['ignore', 'pipe', 'pipe'] });
   const { stdout, stderr } = child;
   if (stdout === null || stderr === null) throw new Error('its output is not read');
-  const [output, errors] = await Promise.all([text(stdout), text(stderr), once(child, 'close')]);
+  const [output, errors] = await Promise.all([textOf(stdout), textOf(stderr), once(child, 'close')]);
   const { exitCode } = child;
   if (exitCode !== 0)
     throw new Error(`${file} ${words.join(' ')} ended with ${exitCode}: ${errors.slice(-2000)}`);

@@ -127,7 +127,10 @@ function errorIn(text: string): { code: string; message: string; request_id: str
   return { code, message, request_id };
 }
 
-/** Whether a JSON value is a deployment. Checks only the fields that are used, and not their values, which a later davit may add to. */
+/**
+ * Whether a JSON value is a deployment. Checks only the fields that are used, and not their values, which a later davit
+ * may add to.
+ */
 export function isDeployment(value: unknown): value is Deployment {
   const told = Object(value) as Record<keyof Deployment, unknown>;
   return (

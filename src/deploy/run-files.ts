@@ -13,7 +13,7 @@ import { dirname, join } from 'node:path';
 import { removeTree } from './remove-tree.ts';
 
 /** The files of one run. */
-export interface Files {
+export interface RunFiles {
   directory: string;
   /** Whether the directory was made for the run; otherwise it is the project's. */
   isOwn: boolean;
@@ -24,7 +24,7 @@ export interface Files {
  * Makes them in `root`; `directory` null: an empty one of their own too. Throws the system's error. Synchronous, as a
  * round trip to libuv's threads takes longer than the calls.
  */
-export function makeFiles(root: string, name: string, directory: string | null): Files {
+export function makeFiles(root: string, name: string, directory: string | null): RunFiles {
   const outputFile = outputFileIn(root, name);
   writeFileSync(outputFile, '', { mode: 0o600, flag: 'wx' });
   if (directory !== null) return { directory, isOwn: false, outputFile };
@@ -42,7 +42,7 @@ export function makeFiles(root: string, name: string, directory: string | null):
  * The same files for the next run, which may be in another directory of its project. The output file is renamed, so that
  * a process that knows its old path misses it.
  */
-export function renameFiles(files: Files, name: string, directory: string | null): Files {
+export function renameFiles(files: RunFiles, name: string, directory: string | null): RunFiles {
   const outputFile = outputFileIn(dirname(files.outputFile), name);
   renameSync(files.outputFile, outputFile);
   return { directory: directory ?? files.directory, isOwn: files.isOwn, outputFile };
@@ -53,7 +53,7 @@ function outputFileIn(root: string, name: string): string {
 }
 
 /** A first, cheap check whether a run left its files as it was given them. */
-export function isUntouched({ directory, isOwn, outputFile }: Files): boolean {
+export function isUntouched({ directory, isOwn, outputFile }: RunFiles): boolean {
   try {
     return lstatSync(outputFile).size === 0 && (!isOwn || isUnchanged(lstatSync(directory)));
   } catch {
@@ -62,7 +62,7 @@ export function isUntouched({ directory, isOwn, outputFile }: Files): boolean {
 }
 
 /** Whether these files are the same as newly made ones. Throws the system's error. */
-export function isAsNew({ directory, isOwn, outputFile }: Files): boolean {
+export function isAsNew({ directory, isOwn, outputFile }: RunFiles): boolean {
   const { mode, uid, nlink, size, dev } = lstatSync(outputFile);
   const isNewFile =
     mode === (constants.S_IFREG | 0o600) && uid === process.geteuid?.() && nlink === 1 && size === 0;
@@ -80,7 +80,7 @@ function isUnchanged({ mode, uid, ctimeMs, birthtimeMs }: Stats): boolean {
 }
 
 /** Removes them all, whichever of them fail. Rejects with the first error. */
-export async function removeFiles({ directory, isOwn, outputFile }: Files): Promise<void> {
+export async function removeFiles({ directory, isOwn, outputFile }: RunFiles): Promise<void> {
   const removals = [removeFile(outputFile), ...(isOwn ? [removeDirectory(directory)] : [])];
   const failed = (await Promise.allSettled(removals)).find((removal) => removal.status === 'rejected');
   if (failed !== undefined) throw failed.reason;

@@ -17,10 +17,10 @@ import { codeOf, SHORTAGES } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 import { removeTree } from './remove-tree.ts';
 import {
-  type Files,
   isAsNew,
   isUntouched,
   makeFiles,
+  type RunFiles,
   removeEmpty,
   removeFiles,
   renameFiles,
@@ -122,7 +122,7 @@ export function createWorkspaces({
   effects,
   logger,
 }: WorkspacesOptions): Workspaces {
-  const spares = new Map<ProjectId, { files: Files; cancelRemoval: () => void }>();
+  const spares = new Map<ProjectId, { files: RunFiles; cancelRemoval: () => void }>();
   const removals = new Set<Promise<void>>();
   // Asked once: whoever removes the lock file, which is all that lies there after a stop, must not end all deployments.
   const { dev, ino } = statSync(lockPath);
@@ -139,7 +139,7 @@ export function createWorkspaces({
   }
 
   /** The files of this project's last run. */
-  function takeSpare(projectId: ProjectId, directory: string | null): Files | undefined {
+  function takeSpare(projectId: ProjectId, directory: string | null): RunFiles | undefined {
     const spare = spares.get(projectId);
     if (spare === undefined) return undefined;
     spare.cancelRemoval();
@@ -156,7 +156,7 @@ export function createWorkspaces({
     return undefined;
   }
 
-  function release(projectId: ProjectId, files: Files): void {
+  function release(projectId: ProjectId, files: RunFiles): void {
     if (spares.has(projectId) || !isUntouched(files)) {
       remove(files);
       return;
@@ -168,7 +168,7 @@ export function createWorkspaces({
     spares.set(projectId, { files, cancelRemoval });
   }
 
-  function remove(files: Files): void {
+  function remove(files: RunFiles): void {
     const path = files.isOwn ? files.directory : files.outputFile;
     const removal = removeFiles(files)
       .catch((error) => logger.warn({ err: error, path }, 'files of a run are left behind'))
@@ -176,7 +176,7 @@ export function createWorkspaces({
     removals.add(removal);
   }
 
-  function makeNew(directory: string | null): Files {
+  function makeNew(directory: string | null): RunFiles {
     if (root !== undefined) {
       try {
         return makeFiles(root, nextName(), directory);

@@ -230,7 +230,7 @@ t.test('deliveries of a deleted webhook are not counted', async (t) => {
 });
 
 t.test('unfinished replays are listed', async (t) => {
-  const { store, queue } = file(t);
+  const { store, queue, davit } = file(t);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
   await deploy(store, await store.project(), 'main');
@@ -239,6 +239,8 @@ t.test('unfinished replays are listed', async (t) => {
     count: 1,
     items: [{ webhook_id: id, since: '2026-01-31T12:00:00.000Z' }],
   });
+  const { stdout } = await davit(['admin', 'queue']);
+  t.match(stdout, new RegExp(`^REPLAY TO .*\n${id} `, 'm'));
 });
 
 t.test('each list is cut at --limit and says how many more there are', async (t) => {

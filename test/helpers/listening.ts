@@ -26,11 +26,15 @@ export async function listening(t: Test, child: ChildProcess): Promise<Served> {
     stdout += text;
   });
   while (!stdout.includes('\n')) {
-    if (child.exitCode !== null) throw new Error('davit serve ended before it listened');
+    if (child.exitCode !== null || child.signalCode !== null) {
+      throw new Error('davit serve ended before it listened');
+    }
     await Promise.race([once(child.stdout, 'data'), ended]);
   }
+  const url = /^davit listening on (\S+)\n/.exec(stdout)?.[1];
+  if (url === undefined) throw new Error(`not the line of a service that listens: ${stdout}`);
   return {
-    url: /^davit listening on (\S+)\n/.exec(stdout)?.[1] ?? '',
+    url,
     processId: child.pid ?? 0,
     signal: (name) => void child.kill(name),
     async stop() {
