@@ -40,28 +40,30 @@ export function placesFor(openFiles: number): number {
   return Math.min(PLACES_MAX, Math.floor(Math.floor(openFiles / 2) / (1 + SPARE_FRACTION)));
 }
 
-/** For so long, the rest of a body may be on its way, or the client be busy with what it has taken of an answer. */
-const ON_THE_WAY_MS = 1_000;
+/** For so long, the rest of a body may be on its way. */
+const BODY_MS = 1_000;
+/** The kernel takes an answer in steps of up to 0.9 MB, for which a client that reads steadily may need seconds. */
+const TAKEN_MS = 10_000;
 
 /** How soon those that may give way are looked for again, after none was found: 4,096 take 0.5 ms. */
 const LOOK_AGAIN_MS = 100;
 
 interface OpenConnection extends Connection {
   readonly hasPlace: boolean;
-  /** Of its oldest unanswered request. */
+  /** When it had a request again, after all had been answered. */
   readonly begunAtMs: number;
-  /** Whether the body of its latest request has not ended, or its client takes nothing more of an answer. */
+  /** Whether the body of its latest request does not end, or nothing more of an answer is taken. */
   waitsForClient(nowMs: number): boolean;
   close(): void;
 }
 
 /**
- * Shares `places` among the connections of `listener`: clients that are idle, silent or slow keep nobody out. A
+ * Shares `places` among the connections of `listener`: clients that are idle, silent or stuck keep nobody out. A
  * connection gets its place with its first request. If all are taken, the one that has been idle for the longest time
  * since its last answer is closed, as nginx does with its reusable connections; if none is idle, the one with the oldest
- * request of those that wait for their clients, be it that a body has not ended within a second, or that nothing of an
- * answer was taken for a second. Those without a place, because they have not sent the head of a request yet, nor ended
- * their TLS handshake, or are refused, keep none from others: if there are too many, the oldest of them is closed.
+ * request of those that wait for their clients, be it that a body has not ended within `BODY_MS`, or that nothing of an
+ * answer was taken for `TAKEN_MS`. Those without a place, because they have not sent the head of a request yet, nor
+ * ended their TLS handshake, or are refused, keep none from others: if there are too many, the oldest of them is closed.
  */
 export function createConnectionPlaces(
   listener: Listener,
@@ -104,13 +106,15 @@ export function createConnectionPlaces(
     let isRefused = false;
     let begunAtMs = 0;
     let latest: IncomingMessage | undefined;
+    let latestAtMs = 0;
     let takenAtLook: number | undefined;
     let takenSinceMs = 0;
     const connection: OpenConnection = {
       begin(request) {
         latest = request;
+        latestAtMs = effects.monotonicMs();
         if (list === underWay || isRefused || !isOpen) return;
-        begunAtMs = effects.monotonicMs();
+        begunAtMs = latestAtMs;
         moveTo(underWay);
       },
       rest() {
@@ -135,9 +139,9 @@ export function createConnectionPlaces(
       },
       waitsForClient(nowMs) {
         if (latest === undefined) return false;
-        if (!latest.complete) return true;
-        const bytes = latest.socket.writableLength === 0 ? undefined : takenBytes(latest.socket);
-        if (bytes !== undefined && bytes === takenAtLook) return nowMs - takenSinceMs >= ON_THE_WAY_MS;
+        if (!latest.complete) return nowMs - latestAtMs >= BODY_MS;
+        const bytes = latest.socket.writableLength === 0 ? undefined : takenBytes(socket);
+        if (bytes !== undefined && bytes === takenAtLook) return nowMs - takenSinceMs >= TAKEN_MS;
         takenAtLook = bytes;
         takenSinceMs = nowMs;
         return false;
@@ -171,7 +175,7 @@ export function createConnectionPlaces(
     const nowMs = effects.monotonicMs();
     if (nowMs < lookAgainAtMs) return undefined;
     for (const connection of underWay) {
-      if (nowMs - connection.begunAtMs < ON_THE_WAY_MS) break;
+      if (nowMs - connection.begunAtMs < BODY_MS) break;
       if (connection.hasPlace && connection.waitsForClient(nowMs)) return connection;
     }
     lookAgainAtMs = nowMs + LOOK_AGAIN_MS;

@@ -1,10 +1,14 @@
+import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
+import { createServer, IncomingMessage } from 'node:http';
+import { Socket } from 'node:net';
 import { join } from 'node:path';
 import { connect } from 'node:tls';
 import type { Plugin } from '@hapi/hapi';
 import Joi from 'joi';
+import { pino } from 'pino';
 import t, { type Test } from 'tap';
-import { placesFor } from '../../src/http/connection-places.ts';
+import { createConnectionPlaces, placesFor } from '../../src/http/connection-places.ts';
 import { readCertificate } from '../../src/http/tls.ts';
 import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
@@ -134,11 +138,12 @@ t.test(
       return answer?.status;
     };
     t.equal(await statusAfter(1_000), 503);
+    effects.advance(5_000);
     read.socket.resume();
     await until(() => read.socket.bytesRead > LARGE_BYTES / 2);
     read.socket.pause();
-    t.equal(await statusAfter(999), 503);
-    t.equal(await statusAfter(100), 200);
+    t.equal(await statusAfter(4_900), 503);
+    t.equal(await statusAfter(200), 200);
     const [all, part] = await Promise.all(
       [read, unread].map(({ socket, closed }) => socket.resume() && closed),
     );
@@ -163,6 +168,28 @@ t.test('one that is idle gives way before one that is slow', async (t) => {
   t.match(await slow.received('open'), /HTTP\/1\.1 200 /);
 });
 
+t.test('a body gives way a second after it began, whatever came before it on its connection', async (t) => {
+  const effects = fakeEffects();
+  const { plugin, heldCount, release } = heldResource();
+  const { port, server } = await startHttp(t, {
+    effects,
+    resources: () => [plugin, open],
+    maxConnections: 1,
+  });
+  const pipelining = await connectRaw(port);
+  pipelining.send(GET.replace('/open', '/held'));
+  await until(() => heldCount() === 1);
+  effects.advance(60_000);
+  const began = once(server.listener, 'request');
+  pipelining.send(POST.replace('Expect: 100-continue\r\n', ''));
+  await began;
+  effects.advance(999);
+  t.match(parseResponses(await rawRequest(port, GET)), [{ status: 503 }]);
+  pipelining.send('10');
+  release();
+  t.match(await pipelining.received('open'), /held.*HTTP\/1\.1 200 /s);
+});
+
 t.test('those that were refused, and send a body for ever, keep nobody out', async (t) => {
   const effects = fakeEffects();
   const { port } = await startHttp(t, { effects, resources: () => [open], maxConnections: 16 });
@@ -181,6 +208,31 @@ t.test('those that were refused, and send a body for ever, keep nobody out', asy
   t.match(parseResponses(await rawRequest(port, closing(GET))), [{ status: 200 }]);
   t.match(parseResponses(await refused.closed), [{ status: 503 }]);
   t.match(await slow[0]?.closed, /100 Continue\r\n\r\n$/);
+});
+
+t.test('a refused connection gets no place any more, and gives way whatever else comes on it', async (t) => {
+  const listener = createServer();
+  const places = createConnectionPlaces(listener, 1, fakeEffects(), pino({ enabled: false }));
+  const connect = () => {
+    const socket = new Socket();
+    listener.emit('connection', socket);
+    const connection = places.of(socket);
+    return { socket, request: () => connection.begin(new IncomingMessage(socket)), ...connection };
+  };
+  const [first, refused] = [connect(), connect()];
+  first.request();
+  t.equal(first.takePlace(), true);
+  refused.request();
+  t.equal(refused.takePlace(), false);
+  refused.request();
+  first.socket.destroy();
+  await once(first.socket, 'close');
+  t.equal(refused.takePlace(), false);
+  const [next, last] = [connect(), connect()];
+  t.strictSame(
+    [refused, next, last].map(({ socket }) => socket.destroyed),
+    [true, false, false],
+  );
 });
 
 t.test('a stop lets clients take the answers that davit has given before', async (t) => {
@@ -269,28 +321,24 @@ t.test('over TLS, slow clients give way', async (t) => {
   reading.send(GET.replace('/open', '/large'));
   await reading.received('HTTP/1.1 200');
   reading.socket.pause();
-  const statusAfterSecond = async () => {
-    effects.advance(1_000);
+  const statusAfter = async (ms: number) => {
+    effects.advance(ms);
     const { send, closed } = await connectTls();
     send(closing(GET));
     return parseResponses(await closed)[0]?.status;
   };
-  t.equal(await statusAfterSecond(), 200);
+  t.equal(await statusAfter(1_000), 200);
   await sending.closed;
-  const next = await connectTls();
-  next.send(POST);
-  await next.received('100 Continue');
-  t.equal(await statusAfterSecond(), 200);
-  await next.closed;
-  const last = await connectTls();
-  last.send(GET);
-  await last.received('open');
-  last.send(POST); // a second request, so that none is idle
-  await last.received('100 Continue');
-  t.equal(await statusAfterSecond(), 200);
+  for (const ms of [1_000, 10_000]) {
+    const next = await connectTls();
+    next.send(POST);
+    await next.received('100 Continue');
+    t.equal(await statusAfter(ms), 200);
+    if (ms === 1_000) await next.closed;
+    else next.socket.destroy();
+  }
   reading.socket.resume();
   t.ok((await reading.closed).length < LARGE_BYTES);
-  last.socket.destroy();
 });
 
 t.test('over TLS, a stop does not wait for clients that never say hello', async (t) => {
