@@ -8,6 +8,7 @@ import { createBullmq } from '../peers/bullmq.ts';
 import { createGraphileWorker } from '../peers/graphile-worker.ts';
 import { createPgBoss } from '../peers/pg-boss.ts';
 import type { PostgresPlace } from '../peers/postgres-accept.ts';
+import { FILL_MAX, type Job, type Queue } from '../peers/queue.ts';
 import { answerRequests } from './answer.ts';
 
 /* What davit's deliveries are compared with: the same bodies, sent to the same receivers by undici. */
@@ -26,29 +27,8 @@ export type SenderKind =
   | { peer: 'pg-boss'; place: PostgresPlace }
   | { peer: 'graphile-worker'; place: PostgresPlace };
 
-/** One delivery, as a queue holds it. */
-export interface Job {
-  url: string;
-  eventId: string;
-  body: string;
-  secret: string;
-}
-
-/** A job queue that delivers. */
-export interface Queue {
-  /** Takes at most `FILL_MAX` at a time. */
-  fill(jobs: readonly Job[]): Promise<void>;
-  /** Resolves when each was delivered by `deliver` and the queue has recorded it. */
-  work(deliver: Deliver): Promise<void>;
-}
-
-/** Signs and sends a job; resolves to the status. Rejects unless it is a 2xx. */
-export type Deliver = (job: Job) => Promise<number>;
-
 /** The same as davit's. */
 const CONCURRENCY = 256;
-
-const FILL_MAX = 1_000;
 
 let agent: Agent;
 let urls: string[];

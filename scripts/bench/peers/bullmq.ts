@@ -1,4 +1,4 @@
-import type { Job, Queue } from '../children/sender.ts';
+import type { Job, Queue } from './queue.ts';
 
 /** The part of `bullmq` and `ioredis` that is used here: they are not among davit's dependencies. */
 interface Bullmq {

@@ -1,6 +1,6 @@
 import { setTimeout as delay } from 'node:timers/promises';
-import type { Job, Queue } from '../children/sender.ts';
 import { connectToPostgres, type PostgresPlace } from './postgres-accept.ts';
+import type { Job, Queue } from './queue.ts';
 
 /** The part of `graphile-worker` that is used here: it is not among davit's dependencies. */
 interface GraphileWorker {

@@ -1,5 +1,5 @@
-import type { Job, Queue } from '../children/sender.ts';
 import type { PostgresPlace } from './postgres-accept.ts';
+import type { Job, Queue } from './queue.ts';
 
 /** The part of `pg-boss` that is used here: it is not among davit's dependencies. */
 interface PgBoss {
