@@ -49,11 +49,8 @@ const TAKEN_MS = 10_000;
 const LOOK_AGAIN_MS = 100;
 
 interface OpenConnection extends Connection {
-  readonly hasPlace: boolean;
-  /** When it had a request again, after all had been answered. */
-  readonly begunAtMs: number;
-  /** Whether the body of its latest request does not end, or nothing more of an answer is taken. */
-  waitsForClient(nowMs: number): boolean;
+  /** Whether it has a place, and the body of its latest request does not end, or nothing more of an answer is taken. */
+  mayGiveWay(nowMs: number): boolean;
   close(): void;
 }
 
@@ -104,7 +101,6 @@ export function createConnectionPlaces(
     let isOpen = true;
     let hasPlace = false;
     let isRefused = false;
-    let begunAtMs = 0;
     let latest: IncomingMessage | undefined;
     let latestAtMs = 0;
     let takenAtLook: number | undefined;
@@ -113,9 +109,7 @@ export function createConnectionPlaces(
       begin(request) {
         latest = request;
         latestAtMs = effects.monotonicMs();
-        if (list === underWay || isRefused || !isOpen) return;
-        begunAtMs = latestAtMs;
-        moveTo(underWay);
+        if (list !== underWay && !isRefused && isOpen) moveTo(underWay);
       },
       rest() {
         latest = undefined;
@@ -124,21 +118,15 @@ export function createConnectionPlaces(
       takePlace() {
         if (hasPlace || !isOpen) return true;
         if (isRefused) return false;
-        if (taken === places) closeForOthers(oldest(idle) ?? oldestThatWaits());
+        if (taken === places) closeForOthers(oldest(idle) ?? oldestThatMayGiveWay());
         isRefused = taken === places;
         hasPlace = !isRefused;
         if (hasPlace) taken += 1;
         else moveTo(spare);
         return hasPlace;
       },
-      get hasPlace() {
-        return hasPlace;
-      },
-      get begunAtMs() {
-        return begunAtMs;
-      },
-      waitsForClient(nowMs) {
-        if (latest === undefined) return false;
+      mayGiveWay(nowMs) {
+        if (!hasPlace || latest === undefined) return false;
         if (!latest.complete) return nowMs - latestAtMs >= BODY_MS;
         const bytes = latest.socket.writableLength === 0 ? undefined : takenBytes(socket);
         if (bytes !== undefined && bytes === takenAtLook) return nowMs - takenSinceMs >= TAKEN_MS;
@@ -171,13 +159,10 @@ export function createConnectionPlaces(
     }
   }
 
-  function oldestThatWaits(): OpenConnection | undefined {
+  function oldestThatMayGiveWay(): OpenConnection | undefined {
     const nowMs = effects.monotonicMs();
     if (nowMs < lookAgainAtMs) return undefined;
-    for (const connection of underWay) {
-      if (nowMs - connection.begunAtMs < BODY_MS) break;
-      if (connection.hasPlace && connection.waitsForClient(nowMs)) return connection;
-    }
+    for (const connection of underWay) if (connection.mayGiveWay(nowMs)) return connection;
     lookAgainAtMs = nowMs + LOOK_AGAIN_MS;
     return undefined;
   }

@@ -54,6 +54,12 @@ const POST =
 /** The same request, after which the connection is closed. */
 const closing = (request: string) => request.replace('\r\n\r\n', '\r\nConnection: close\r\n\r\n');
 
+/** What a request is answered on a new connection. */
+async function statusOn({ send, closed }: RawConnection): Promise<number | undefined> {
+  send(closing(GET));
+  return parseResponses(await closed)[0]?.status;
+}
+
 /** A server with two places, and the connections that have them, the first one idle for longer. */
 async function startWithBothIdle(t: Test) {
   const { port } = await startHttp(t, { resources: () => [open], maxConnections: 2 });
@@ -134,8 +140,7 @@ t.test(
     }
     const statusAfter = async (ms: number) => {
       effects.advance(ms);
-      const [answer] = parseResponses(await rawRequest(port, closing(GET)));
-      return answer?.status;
+      return statusOn(await connectRaw(port));
     };
     t.equal(await statusAfter(1_000), 503);
     effects.advance(5_000);
@@ -271,17 +276,13 @@ t.test('slow clients keep nobody out, and the log tells of them once a minute', 
   const fill = async () => {
     for (let count = 0; count < 17; count++) (await connectRaw(port)).send('GET /open HTTP/1.1\r\n');
   };
-  const statusOfNext = async () => {
-    const [answer] = parseResponses(await rawRequest(port, closing(GET)));
-    return answer?.status;
-  };
   await fill();
-  t.equal(await statusOfNext(), 200);
+  t.equal(await statusOn(await connectRaw(port)), 200);
   effects.advance(0);
   const warnings = () => log.filter(({ level }) => level === 40);
   t.match(warnings(), [{ closed: 1, msg: /^connections were closed for others: / }]);
   await fill();
-  t.equal(await statusOfNext(), 200);
+  t.equal(await statusOn(await connectRaw(port)), 200);
   effects.advance(59_999);
   t.equal(warnings().length, 1);
   effects.advance(1);
@@ -323,9 +324,7 @@ t.test('over TLS, slow clients give way', async (t) => {
   reading.socket.pause();
   const statusAfter = async (ms: number) => {
     effects.advance(ms);
-    const { send, closed } = await connectTls();
-    send(closing(GET));
-    return parseResponses(await closed)[0]?.status;
+    return statusOn(await connectTls());
   };
   t.equal(await statusAfter(1_000), 200);
   await sending.closed;
