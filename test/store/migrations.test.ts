@@ -9,6 +9,7 @@ import { MIGRATIONS, type Migration, migrateFile } from '../../src/store/migrati
 import { runningIn } from '../../src/store/restore.ts';
 import { diskCallsOf } from '../helpers/disk-calls.ts';
 import { fakeEffects } from '../helpers/effects.ts';
+import { dumpFile } from '../helpers/files.ts';
 import {
   makeFile,
   makeOlder,
@@ -17,7 +18,7 @@ import {
   STEPS,
   schemaOf,
 } from '../helpers/older-schema.ts';
-import { dumpOf, temporaryDirectory } from '../helpers/store.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/schemas');
 const frozen = (version: number) => readFileSync(join(FIXTURES, `v${version}.sql`), 'utf8');
@@ -52,7 +53,7 @@ for (const from of Array.from({ length: SCHEMA_VERSION }, (_, index) => index + 
     const path = join(temporaryDirectory(t), 'davit.db');
     const rowsPath = join(FIXTURES, `v${from}-rows.sql`);
     makeFile(path, frozen(from), existsSync(rowsPath) ? readFileSync(rowsPath, 'utf8') : '');
-    const before = dump(path);
+    const before = dumpFile(path);
     for (const [table, rows] of Object.entries(before))
       t.not(rows.length, 0, `something is in ${table}: else add it to v${from}-rows.sql`);
     // What is asked of older files, too.
@@ -60,7 +61,7 @@ for (const from of Array.from({ length: SCHEMA_VERSION }, (_, index) => index + 
     t.strictSame(runningIn(path), ['dpl_2']);
     t.equal(migrateFile(path), from);
     t.strictSame(schemaOf(path), presentSchema(t));
-    const after = dump(path);
+    const after = dumpFile(path);
     for (const [table, rows] of Object.entries(before)) t.equal(after[table]?.length, rows.length, table);
     t.match(checkDatabase(path), { kind: 'good', facts: { schema_version: SCHEMA_VERSION } });
     openForWriting(path, fakeEffects()).close();
@@ -70,9 +71,9 @@ for (const from of Array.from({ length: SCHEMA_VERSION }, (_, index) => index + 
 t.test('a replay that is open in a file of schema 2 leaves out nothing that succeeded by then', async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
   makeFile(path, frozen(2), readFileSync(join(FIXTURES, 'v2-rows.sql'), 'utf8'));
-  t.match(dump(path)['attempts'], [{ delivery_id: 'dlv_1' }]);
+  t.match(dumpFile(path)['attempts'], [{ delivery_id: 'dlv_1' }]);
   migrateFile(path);
-  t.match(dump(path)['replays'], [{ finished_at: null, last_attempt: 1 }]);
+  t.match(dumpFile(path)['replays'], [{ finished_at: null, last_attempt: 1 }]);
 });
 
 for (const from of OLDER_SCHEMAS.keys()) {
@@ -84,13 +85,13 @@ for (const from of OLDER_SCHEMAS.keys()) {
       code: 'conflict',
       message: /an older davit wrote .*davit\.db \(schema -?\d, .*'davit serve' migrates the file/,
     });
-    const before = { ...dump(path), ...sequences(path) };
+    const before = { ...dumpFile(path), ...sequences(path) };
     const heard: (number | null)[] = [];
     t.equal(migrateFile(path, { migrations: STEPS, onStep: (version) => heard.push(version) }), from);
     t.strictSame(heard, [...STEPS.map((step) => step.version).filter((version) => version > from), null]);
     t.notOk(isOlder(path));
     t.strictSame(schemaOf(path), presentSchema(t));
-    const { instance, replays, ...after } = { ...dump(path), ...sequences(path) };
+    const { instance, replays, ...after } = { ...dumpFile(path), ...sequences(path) };
     t.match(instance, [{ ...Object(before['instance']?.[0]), davit_version: version }]);
     t.ok(replays);
     const { instance: _, replays: __, ...kept } = before;
@@ -139,7 +140,7 @@ t.test('a step that fails, or breaks a reference, leaves the file as it was', as
   for (const [name, migrate, message] of steps) {
     const path = join(temporaryDirectory(t), 'davit.db');
     makeOlder(path);
-    const before = { dump: dump(path), schema: schemaOf(path) };
+    const before = { dump: dumpFile(path), schema: schemaOf(path) };
     const last = STEPS.at(-1);
     const migrations = [
       ...STEPS.slice(0, -1),
@@ -153,7 +154,7 @@ t.test('a step that fails, or breaks a reference, leaves the file as it was', as
     ];
     t.throws(() => migrateFile(path, { migrations }), { message }, name);
     t.ok(isOlder(path));
-    t.strictSame({ dump: dump(path), schema: schemaOf(path) }, before, name);
+    t.strictSame({ dump: dumpFile(path), schema: schemaOf(path) }, before, name);
     migrateFile(path, { migrations: STEPS });
     t.strictSame(schemaOf(path), presentSchema(t), 'and the right steps can still be taken');
   }
@@ -191,15 +192,6 @@ t.test(
     t.ok(isOlder(path));
   },
 );
-
-function dump(path: string): Record<string, unknown[]> {
-  const database = new Sqlite(path, { fileMustExist: true });
-  try {
-    return dumpOf(database);
-  } finally {
-    database.close();
-  }
-}
 
 /** What AUTOINCREMENT has given out, by table. */
 function sequences(path: string): Record<string, unknown[]> {
