@@ -6,6 +6,7 @@ import {
   newDeliveries,
   newReplay,
   newWebhook,
+  storeWithWebhook,
 } from '../helpers/deliveries.ts';
 import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
@@ -143,10 +144,7 @@ t.test('on a full disk a replay stays where it is and resumes once there is room
 });
 
 async function longPast(t: Test, count: number) {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, effects, id } = await storeWithWebhook(t);
   endDeliveries(store, await newDeliveries(store, id, 1), 'delivered');
   copyDeliveries(store, count - 1);
   return { store, effects, id };

@@ -7,7 +7,8 @@ import type { NewReplay, Replay } from '../../src/store/replays.ts';
 import type { Store } from '../../src/store/store.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { cidr } from './cidr.ts';
-import { newDeployment, type TestStore } from './store.ts';
+import { type FakeEffects, fakeEffects } from './effects.ts';
+import { newDeployment, type TestStore, testStore } from './store.ts';
 
 /** Receivers of tests listen on the loopback, over plain HTTP. */
 export const LOOPBACK_RULES: UrlRules = { allowHttp: true, allowedCidrs: [cidr('127.0.0.0/8')] };
@@ -25,6 +26,17 @@ export async function newWebhook(
   { url = 'https://example.com/hook', events = ['deployment.created'] as EventType[] } = {},
 ): Promise<WebhookWithSecret> {
   return await store.writer.write('webhooks.create', { keyId, url, events, description: null });
+}
+
+/** A store with one webhook, of a key that sees all projects. */
+export async function storeWithWebhook(
+  t: Test,
+): Promise<{ store: TestStore; effects: FakeEffects; keyId: KeyId; id: WebhookId }> {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  return { store, effects, keyId, id };
 }
 
 /** Lets `count` deployments happen, and gives the webhook's deliveries of them, oldest first. */

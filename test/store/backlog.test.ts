@@ -4,7 +4,13 @@ import { backlogReads } from '../../src/store/backlog.ts';
 import { openForReading } from '../../src/store/database.ts';
 import { deploymentReads } from '../../src/store/deployments.ts';
 import { webhookReads } from '../../src/store/webhooks.ts';
-import { endDeliveries, newDeliveries, newReplay, newWebhook } from '../helpers/deliveries.ts';
+import {
+  endDeliveries,
+  newDeliveries,
+  newReplay,
+  newWebhook,
+  storeWithWebhook,
+} from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { countingRows, endOf, newDeployment, none, type TestStore, testStore } from '../helpers/store.ts';
 
@@ -116,9 +122,7 @@ t.test(
 );
 
 t.test('a webhook shows the last error of its pending deliveries, and when the next is due', async (t) => {
-  const store = testStore(t);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, id } = await storeWithWebhook(t);
   const [one = none(), two = none(), delivered = none()] = await newDeliveries(store, id, 3);
   endDeliveries(store, [delivered], 'delivered');
   const attempt = (
@@ -149,9 +153,7 @@ t.test('a webhook shows the last error of its pending deliveries, and when the n
 });
 
 t.test('the success of a delivery that was requested again is no error', async (t) => {
-  const store = testStore(t);
-  const { keyId } = await store.key();
-  const { id: webhookId } = await newWebhook(store, keyId);
+  const { store, id: webhookId } = await storeWithWebhook(t);
   const [id = none()] = await newDeliveries(store, webhookId, 1);
   endDeliveries(store, [id], 'delivered');
   store.execute(`
@@ -221,9 +223,7 @@ t.test('webhooks are listed by their next attempt, disabled ones last', async (t
 });
 
 t.test('a deleted webhook is not in the backlog', async (t) => {
-  const store = testStore(t);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, id } = await storeWithWebhook(t);
   t.match(store.reads.backlog.webhook(id, NOW_MS), { id, pending_count: 0, last_error: null });
   await store.writer.write('webhooks.remove', { id });
   t.equal(store.reads.backlog.webhook(id, NOW_MS), undefined);

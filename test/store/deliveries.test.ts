@@ -10,6 +10,7 @@ import {
   endDeliveries,
   newDeliveries,
   newWebhook,
+  storeWithWebhook,
 } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
@@ -18,9 +19,7 @@ import { caller, none, type TestStore, testStore } from '../helpers/store.ts';
 const ALL: DeliveryFilter = { statuses: null, eventTypes: null, createdAfterMs: null, createdBeforeMs: null };
 
 t.test('a pending delivery of a disabled webhook is shown as held, and without a time', async (t) => {
-  const store = testStore(t);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, id } = await storeWithWebhook(t);
   const [delivery = none()] = await newDeliveries(store, id, 1);
   t.match(store.reads.deliveries.get(delivery), {
     status: 'pending',
@@ -87,9 +86,7 @@ t.test('a page is filtered by each filter alone and by several together', async 
 });
 
 t.test('a page finds rare matches slice by slice, with turns for others in between', async (t) => {
-  const store = testStore(t);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, id } = await storeWithWebhook(t);
   const [first = none(), second] = await newDeliveries(store, id, 2);
   copyDeliveries(store, 2 * SLICE_ROWS + 10);
   endDeliveries(store, [first], 'exhausted');
@@ -102,10 +99,7 @@ t.test('a page finds rare matches slice by slice, with turns for others in betwe
 });
 
 t.test('few pending deliveries are found at once, however many others there are', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, effects, keyId, id } = await storeWithWebhook(t);
   const [first = none(), second = none()] = await newDeliveries(store, id, 2);
   copyDeliveries(store, 3 * SLICE_ROWS);
   effects.advance(1_000);
@@ -178,9 +172,7 @@ function counted(t: Test, store: TestStore, id: WebhookId) {
 }
 
 t.test('a page shows its webhook as it is at the end of the search', async (t) => {
-  const store = testStore(t);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, id } = await storeWithWebhook(t);
   const [oldest = none()] = await newDeliveries(store, id, 1);
   copyDeliveries(store, SLICE_ROWS);
   store.execute(`UPDATE deliveries SET event_type = 'deployment.failed' WHERE id = '${oldest}'`);
@@ -203,9 +195,7 @@ t.test('a page shows its webhook as it is at the end of the search', async (t) =
 });
 
 t.test('a page that was searched for a second ends, and the next one goes on there', async (t) => {
-  const store = testStore(t);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, id } = await storeWithWebhook(t);
   const [oldest = none()] = await newDeliveries(store, id, 1);
   copyDeliveries(store, 3 * SLICE_ROWS);
   const [newest] = await pageOf(store, id, {}, 1);
@@ -236,9 +226,7 @@ t.test('a page that was searched for a second ends, and the next one goes on the
 });
 
 t.test('each delivery of a long list is shown once, wherever a page or a slice ends', async (t) => {
-  const store = testStore(t);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, keyId, id } = await storeWithWebhook(t);
   await newDeliveries(store, id, 1);
   copyDeliveries(store, 2 * SLICE_ROWS + 10);
   const other = await newWebhook(store, keyId);
@@ -273,9 +261,7 @@ t.test('each delivery of a long list is shown once, wherever a page or a slice e
 t.test(
   'a delivery shows all its attempts, however many, with the response bodies of the latest 20 only',
   async (t) => {
-    const store = testStore(t);
-    const { keyId } = await store.key();
-    const { id } = await newWebhook(store, keyId);
+    const { store, keyId, id } = await storeWithWebhook(t);
     const [delivery = none()] = await newDeliveries(store, id, 1);
     const numbers = Array.from({ length: 23 }, (_, index) => index + 1);
     for (const number of numbers) {
@@ -293,10 +279,7 @@ t.test(
 );
 
 t.test('the details of a delivery have its payload and its own attempts, in order', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, effects, keyId, id } = await storeWithWebhook(t);
   const [delivery = none(), other = none()] = await newDeliveries(store, id, 2);
   store.execute(`
     INSERT INTO attempts VALUES ('${other}', 1, ${effects.now()}, 200, NULL, 12, '192.0.2.2', 'not yours', 'schedule');
@@ -345,10 +328,7 @@ for (const before of ['delivered', 'exhausted', 'pending'] as const) {
   t.test(
     `a ${before} delivery that is redelivered is due now, on a new ladder, in the same row`,
     async (t) => {
-      const effects = fakeEffects();
-      const store = testStore(t, effects);
-      const { keyId } = await store.key();
-      const { id } = await newWebhook(store, keyId);
+      const { store, effects, id } = await storeWithWebhook(t);
       const [delivery = none()] = await newDeliveries(store, id, 1);
       if (before !== 'pending') endDeliveries(store, [delivery], before);
       effects.advance(3_600_000);
@@ -367,10 +347,7 @@ for (const before of ['delivered', 'exhausted', 'pending'] as const) {
 }
 
 t.test('a delivery that has 1,000 attempts is not sent again, by redelivery or replay', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, effects, id } = await storeWithWebhook(t);
   const [delivery = none()] = await newDeliveries(store, id, 1);
   endDeliveries(store, [delivery], 'delivered');
   store.execute('UPDATE deliveries SET attempt_count = 1000');
@@ -389,9 +366,7 @@ t.test('a delivery that has 1,000 attempts is not sent again, by redelivery or r
 });
 
 t.test('a delivery of a disabled webhook that is redelivered is held until it is enabled', async (t) => {
-  const store = testStore(t);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, id } = await storeWithWebhook(t);
   const [delivery = none()] = await newDeliveries(store, id, 1);
   endDeliveries(store, [delivery], 'exhausted');
   await setStatus(store, id, 'disabled');
@@ -405,10 +380,7 @@ t.test('a delivery of a disabled webhook that is redelivered is held until it is
 });
 
 t.test('an attempt that fails after a redelivery was asked for does not end the new ladder', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, effects, id } = await storeWithWebhook(t);
   effects.advance(1);
   const [delivery = none()] = await newDeliveries(store, id, 1);
   const underWay = claimed(store, id, effects.now());
@@ -430,10 +402,7 @@ t.test('an attempt that fails after a redelivery was asked for does not end the 
 });
 
 t.test('a failed attempt on the ladder begun by enabling does not end a later redelivery', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, effects, id } = await storeWithWebhook(t);
   const [delivery = none()] = await newDeliveries(store, id, 1);
   await setStatus(store, id, 'disabled');
   effects.advance(60_000);
@@ -447,10 +416,7 @@ t.test('a failed attempt on the ladder begun by enabling does not end a later re
 });
 
 t.test('an attempt that succeeds after a redelivery was asked for is the last', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, effects, id } = await storeWithWebhook(t);
   const [delivery = none()] = await newDeliveries(store, id, 1);
   const underWay = claimed(store, id, effects.now());
   await store.writer.write('deliveries.redeliver', { id: delivery });
@@ -462,9 +428,7 @@ t.test('an attempt that succeeds after a redelivery was asked for is the last', 
 });
 
 t.test('a delivery that is unknown or of a deleted webhook cannot be redelivered', async (t) => {
-  const store = testStore(t);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, id } = await storeWithWebhook(t);
   const [delivery = none()] = await newDeliveries(store, id, 1);
   await store.writer.write('webhooks.remove', { id });
   const before = store.dump();

@@ -1,7 +1,7 @@
 import t from 'tap';
 import type { WebhookId } from '../../src/domain.ts';
 import { DAY_MS } from '../../src/durations.ts';
-import { newDeliveries, newWebhook } from '../helpers/deliveries.ts';
+import { newDeliveries, newWebhook, storeWithWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newKeysWebhook, settlementOf } from '../helpers/outbox.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
@@ -50,9 +50,7 @@ t.test('revoking a key disables its webhooks, and their pending deliveries are n
 });
 
 t.test('nothing is sent to a deleted webhook, though its deliveries are still pending', async (t) => {
-  const store = testStore(t);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, id } = await storeWithWebhook(t);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
   await store.writer.write('webhooks.remove', { id });
   t.strictSame(store.query('SELECT status FROM deliveries'), [{ status: 'pending' }]);

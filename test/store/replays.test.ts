@@ -11,15 +11,16 @@ import {
   newDeliveries,
   newReplay,
   newWebhook,
+  storeWithWebhook,
 } from '../helpers/deliveries.ts';
-import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
+import type { FakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
-import { none, type TestStore, testStore } from '../helpers/store.ts';
+import { none, type TestStore } from '../helpers/store.ts';
 
 const YEAR_MS = 365 * DAY_MS;
 
 t.test('a replay counts what was created from since to until and has the status asked for', async (t) => {
-  const { store, effects, id } = await service(t);
+  const { store, effects, id } = await storeWithWebhook(t);
   const startMs = effects.now();
   const deliveries: DeliveryId[] = [];
   for (let second = 0; second < 5; second++) {
@@ -47,7 +48,7 @@ t.test('a replay counts what was created from since to until and has the status 
 });
 
 t.test('a long past is counted exactly, in slices with turns for others in between', async (t) => {
-  const { store, effects, id } = await service(t);
+  const { store, effects, id } = await storeWithWebhook(t);
   await newDeliveries(store, id, 1);
   copyDeliveries(store, 3 * SLICE_ROWS + 7);
   const other = await newWebhook(store, (await store.key()).keyId);
@@ -70,7 +71,7 @@ t.test('a long past is counted exactly, in slices with turns for others in betwe
 });
 
 t.test('of many replays requested at once only ten are counted: as many as may be open', async (t) => {
-  const { store, effects, id } = await service(t);
+  const { store, effects, id } = await storeWithWebhook(t);
   await newDeliveries(store, id, 1);
   const asked = { sinceMs: 0, untilMs: effects.now(), status: null };
   const plans = () => {
@@ -95,7 +96,7 @@ t.test('of many replays requested at once only ten are counted: as many as may b
 t.test(
   'of all webhooks of a key ten replays are counted at a time, and those of other keys too',
   async (t) => {
-    const { store, effects, id, keyId } = await service(t);
+    const { store, effects, id, keyId } = await storeWithWebhook(t);
     const webhooks = [store.reads.webhooks.get(id) ?? none()];
     while (webhooks.length < 12) webhooks.push(await newWebhook(store, keyId));
     webhooks.push(await newWebhook(store, (await store.key()).keyId));
@@ -115,7 +116,7 @@ t.test(
 );
 
 t.test('a step begins new ladders and records its position; the last one ends the replay', async (t) => {
-  const { store, effects, id } = await service(t);
+  const { store, effects, id } = await storeWithWebhook(t);
   const deliveries = await newDeliveries(store, id, 5);
   endDeliveries(store, deliveries, 'exhausted');
   const heard: string[][] = [];
@@ -157,7 +158,7 @@ t.test('a step begins new ladders and records its position; the last one ends th
 });
 
 t.test('a delivery that had its 1,000th attempt since it was picked is left alone', async (t) => {
-  const { store, effects, id } = await service(t);
+  const { store, effects, id } = await storeWithWebhook(t);
   const deliveries = await newDeliveries(store, id, 2);
   endDeliveries(store, deliveries, 'exhausted');
   await newReplay(store, effects, id);
@@ -172,7 +173,7 @@ t.test('a delivery that had its 1,000th attempt since it was picked is left alon
 });
 
 t.test('a replay leaves out deliveries that were created after its request', async (t) => {
-  const { store, effects, id } = await service(t);
+  const { store, effects, id } = await storeWithWebhook(t);
   await newDeliveries(store, id, 2);
   await newReplay(store, effects, id);
   effects.jump(-3_600_000);
@@ -182,7 +183,7 @@ t.test('a replay leaves out deliveries that were created after its request', asy
 });
 
 t.test('a delivery whose status no longer matches the replay is left alone', async (t) => {
-  const { store, effects, id } = await service(t);
+  const { store, effects, id } = await storeWithWebhook(t);
   const [one = none(), other = none()] = await newDeliveries(store, id, 2);
   endDeliveries(store, [one, other], 'exhausted');
   await newReplay(store, effects, id, { storedStatus: 'exhausted' });
@@ -200,7 +201,7 @@ t.test(
   'a delivery that succeeded since the request is not sent again, whatever the replay selects',
   async (t) => {
     for (const storedStatus of [null, 'delivered'] as const) {
-      const { store, effects, id } = await service(t);
+      const { store, effects, id } = await storeWithWebhook(t);
       const [before, since, failed] = await newDeliveries(store, id, 3);
       await attemptNext(store, effects, id, 'delivered');
       await newReplay(store, effects, id, { storedStatus });
@@ -217,7 +218,7 @@ t.test(
 );
 
 t.test('what succeeds while the deliveries of a replay are counted is not sent again', async (t) => {
-  const { store, effects, id } = await service(t);
+  const { store, effects, id } = await storeWithWebhook(t);
   const [delivery = none()] = await newDeliveries(store, id, 1);
   const webhook = store.reads.webhooks.get(id) ?? none();
   const asked = { sinceMs: 0, untilMs: effects.now(), status: null };
@@ -232,7 +233,7 @@ t.test('what succeeds while the deliveries of a replay are counted is not sent a
 t.test('however the clock is set, only what succeeded since the request is left out', async (t) => {
   for (const byMs of [-900, -5_000, -YEAR_MS, YEAR_MS]) {
     for (const laterMs of [500, 2 * YEAR_MS]) {
-      const { store, effects, id } = await service(t);
+      const { store, effects, id } = await storeWithWebhook(t);
       const [before, underWay, since] = await newDeliveries(store, id, 3);
       effects.advance(1_000);
       await attemptNext(store, effects, id, 'delivered');
@@ -260,7 +261,7 @@ t.test('however the clock is set, only what succeeded since the request is left 
 });
 
 t.test('a replay never touches the deliveries of another webhook, which has its own', async (t) => {
-  const { store, effects, id } = await service(t);
+  const { store, effects, id } = await storeWithWebhook(t);
   const [own = none()] = await newDeliveries(store, id, 1);
   const other = await newWebhook(store, (await store.key()).keyId);
   const [foreign = none()] = await newDeliveries(store, other.id, 1);
@@ -282,7 +283,7 @@ t.test('a replay never touches the deliveries of another webhook, which has its 
 });
 
 t.test('a replay of a disabled webhook waits until it is enabled', async (t) => {
-  const { store, effects, id } = await service(t);
+  const { store, effects, id } = await storeWithWebhook(t);
   await newDeliveries(store, id, 1);
   await setStatus(store, id, 'disabled');
   await newReplay(store, effects, id);
@@ -292,7 +293,7 @@ t.test('a replay of a disabled webhook waits until it is enabled', async (t) => 
 });
 
 t.test('replays of a webhook go one after the other, those of several side by side', async (t) => {
-  const { store, effects, id } = await service(t);
+  const { store, effects, id } = await storeWithWebhook(t);
   await newDeliveries(store, id, 1);
   const other = await newWebhook(store, (await store.key()).keyId);
   await newDeliveries(store, other.id, 1);
@@ -308,7 +309,7 @@ t.test('replays of a webhook go one after the other, those of several side by si
 t.test(
   'an eleventh open replay is rejected and changes nothing; one that matches nothing is not opened',
   async (t) => {
-    const { store, effects, id } = await service(t);
+    const { store, effects, id } = await storeWithWebhook(t);
     await newDeliveries(store, id, 1);
     t.match(await newReplay(store, effects, id, { count: 0 }), { count: 0 });
     t.strictSame(store.query('SELECT * FROM replays'), []);
@@ -337,7 +338,7 @@ t.test(
 t.test(
   'a deleted webhook cannot be replayed, and a step of a replay that ended with it does nothing',
   async (t) => {
-    const { store, effects, id } = await service(t);
+    const { store, effects, id } = await storeWithWebhook(t);
     const [delivery = none()] = await newDeliveries(store, id, 1);
     endDeliveries(store, [delivery], 'exhausted');
     await newReplay(store, effects, id);
@@ -351,7 +352,7 @@ t.test(
 );
 
 t.test('a webhook is busy if it has at least so many due deliveries', async (t) => {
-  const { store, effects, id } = await service(t);
+  const { store, effects, id } = await storeWithWebhook(t);
   await newDeliveries(store, id, 3);
   t.equal(store.reads.replays.isBusy(id, effects.now(), 3), true);
   t.equal(store.reads.replays.isBusy(id, effects.now(), 4), false);
@@ -363,7 +364,7 @@ t.test('a webhook is busy if it has at least so many due deliveries', async (t) 
 });
 
 t.test('revoking a key ends the replays of its webhooks and rejects new ones; others go on', async (t) => {
-  const { store, effects, id, keyId } = await service(t);
+  const { store, effects, id, keyId } = await storeWithWebhook(t);
   const other = await newWebhook(store, (await store.key()).keyId);
   await newDeliveries(store, id, 2);
   await newReplay(store, effects, id);
@@ -378,14 +379,6 @@ t.test('revoking a key ends the replays of its webhooks and rejects new ones; ot
   for (const count of [0, 2]) await t.rejects(newReplay(store, effects, id, { count }), { code: 'conflict' });
   t.strictSame(store.dump(), before);
 });
-
-async function service(t: Parameters<typeof testStore>[0]) {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
-  return { store, effects, id, keyId };
-}
 
 function everything(store: TestStore, webhookId: WebhookId, effects: FakeEffects) {
   const now = store.reads.replays.latest(webhookId);

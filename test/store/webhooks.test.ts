@@ -4,7 +4,7 @@ import { DAY_MS } from '../../src/durations.ts';
 import { type Change, enabledChange } from '../../src/store/context.ts';
 import { openForWriting } from '../../src/store/database.ts';
 import { WEBHOOKS_OF_KEY_MAX, type WebhookUpdate, webhookWrites } from '../../src/store/webhooks.ts';
-import { newDeliveries, newReplay, newWebhook } from '../helpers/deliveries.ts';
+import { newDeliveries, newReplay, newWebhook, storeWithWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { dueOf } from '../helpers/outbox.ts';
 import {
@@ -122,9 +122,7 @@ t.test(
 );
 
 t.test('disabling a webhook sets the reason, and does not replace an earlier one', async (t) => {
-  const store = testStore(t);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, id } = await storeWithWebhook(t);
   t.match(await update(store, id, { status: 'disabled' }), {
     status: 'disabled',
     status_reason: 'disabled by a test',
@@ -134,10 +132,7 @@ t.test('disabling a webhook sets the reason, and does not replace an earlier one
 });
 
 t.test('enabling a webhook resets its failures, and held deliveries begin their ladder anew', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, effects, id } = await storeWithWebhook(t);
   const [waiting] = await newDeliveries(store, id, 1);
   store.execute(`
     UPDATE deliveries SET next_attempt_at = next_attempt_at + ${DAY_MS / 2}, attempt_count = 8, ladder_attempts = 8;
@@ -170,10 +165,7 @@ t.test('enabling a webhook resets its failures, and held deliveries begin their 
 });
 
 t.test('enabling a webhook begins new ladders, also by a clock that was set back', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, effects, id } = await storeWithWebhook(t);
   effects.advance(DAY_MS);
   const [due, waiting] = await newDeliveries(store, id, 2);
   store.execute(`
@@ -206,10 +198,7 @@ for (const [sign, isMoved] of [
   t.test(
     `that a ladder began before the clock was set back, ${sign} tells who enables its webhook`,
     async (t) => {
-      const effects = fakeEffects();
-      const store = testStore(t, effects);
-      const { keyId } = await store.key();
-      const { id } = await newWebhook(store, keyId);
+      const { store, effects, id } = await storeWithWebhook(t);
       await newDeliveries(store, id, 1);
       await update(store, id, { status: 'disabled' });
       effects.advance(DAY_MS);
@@ -256,10 +245,7 @@ t.test('enabling a webhook reads none of what is due, unless the clock was set b
 });
 
 t.test('enabling an enabled webhook changes nothing', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, effects, id } = await storeWithWebhook(t);
   await newDeliveries(store, id, 1);
   store.execute('UPDATE webhooks SET consecutive_failures = 2, failing_since = created_at');
   effects.advance(1_000);
@@ -269,9 +255,7 @@ t.test('enabling an enabled webhook changes nothing', async (t) => {
 });
 
 t.test('a webhook whose key was revoked cannot be enabled', async (t) => {
-  const store = testStore(t);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, keyId, id } = await storeWithWebhook(t);
   await store.writer.write('keys.revoke', { id: keyId });
   const before = store.dump();
   await t.rejects(update(store, id, { status: 'enabled', url: 'https://example.net/' }), {
@@ -316,10 +300,7 @@ t.test('after a rotation both secrets sign until the overlap is over', async (t)
 });
 
 t.test('a rotation without an overlap removes the old secrets at once', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, id } = await storeWithWebhook(t);
   await rotate(store, id, DAY_MS);
   const { signing_secret: last } = await rotate(store, id, 0);
   t.strictSame(store.query('SELECT secret, expires_at FROM webhook_secrets'), [
@@ -328,10 +309,7 @@ t.test('a rotation without an overlap removes the old secrets at once', async (t
 });
 
 t.test('a later rotation may shorten the life of a secret and never lengthens it', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, effects, id } = await storeWithWebhook(t);
   effects.advance(1);
   const { signing_secret: second } = await rotate(store, id, 1_000);
   effects.advance(1);
@@ -360,10 +338,7 @@ t.test('at most five secrets live: a sixth ends the oldest', async (t) => {
 t.test(
   'a rotation never ends the secret that was current until then, also with a clock set back',
   async (t) => {
-    const effects = fakeEffects();
-    const store = testStore(t, effects);
-    const { keyId } = await store.key();
-    const { id } = await newWebhook(store, keyId);
+    const { store, effects, id } = await storeWithWebhook(t);
     for (let count = 0; count < 4; count++) {
       effects.advance(1);
       await rotate(store, id, DAY_MS);
@@ -379,9 +354,7 @@ t.test(
 );
 
 t.test('a deleted webhook has no deliveries, open replays, subscriptions or secrets', async (t) => {
-  const store = testStore(t);
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId);
+  const { store, keyId, id } = await storeWithWebhook(t);
   const [delivery] = await newDeliveries(store, id, 1);
   await newReplay(store, fakeEffects(), id);
   await store.writer.write('webhooks.remove', { id });
