@@ -13,7 +13,7 @@ import {
   SCOPES,
 } from '../../src/domain.ts';
 import type { Effects } from '../../src/effects.ts';
-import { type Database, openForWriting } from '../../src/store/database.ts';
+import { type Database, openForReading, openForWriting } from '../../src/store/database.ts';
 import type { Caller, NewKey } from '../../src/store/keys.ts';
 import type { ProjectSettings } from '../../src/store/projects.ts';
 import type { NewDeployment } from '../../src/store/queue.ts';
@@ -41,6 +41,8 @@ export interface TestStore extends Store {
   path: string;
   /** What the file holds, asked on a connection of its own. */
   query<Row = Record<string, unknown>>(sql: string, ...parameters: unknown[]): Row[];
+  /** Another connection, as each thread that reads has one; closed when the test has ended. */
+  openReader(): Database;
   /** Runs SQL past the rules of the code. */
   execute(sql: string): void;
   /** Every row of every table, to show that a refusal changed nothing. */
@@ -66,6 +68,11 @@ export function testStore(t: Test, effects: Effects = fakeEffects()): TestStore 
     ...store,
     path,
     query: <Row>(sql: string, ...parameters: unknown[]) => reader.prepare(sql).all(...parameters) as Row[],
+    openReader() {
+      const database = openForReading(path);
+      t.teardown(() => database.close());
+      return database;
+    },
     execute: (sql) => {
       database.exec(sql);
     },

@@ -1,7 +1,6 @@
 import t from 'tap';
 import type { DeliveryId, DeploymentId, ProjectId } from '../../src/domain.ts';
 import { backlogReads } from '../../src/store/backlog.ts';
-import { openForReading } from '../../src/store/database.ts';
 import { deploymentReads } from '../../src/store/deployments.ts';
 import { webhookReads } from '../../src/store/webhooks.ts';
 import {
@@ -71,8 +70,7 @@ t.test('the backlog counts each waiting deployment at most once for queue positi
   const store = testStore(t);
   const projects = [await store.project(), await store.project()];
   for (let made = 0; made < 100; made++) await deploy(store, projects[made % 2]);
-  const database = openForReading(store.path);
-  t.teardown(() => database.close());
+  const database = store.openReader();
   const counting = countingRows(database);
   const { items } = backlogReads(database, deploymentReads(counting.database), webhookReads(database)).all(
     NOW_MS,

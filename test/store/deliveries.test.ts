@@ -1,7 +1,6 @@
-import t, { type Test } from 'tap';
+import t from 'tap';
 import type { Delivery, DeliveryId, DeliveryStatus, Webhook, WebhookId } from '../../src/domain.ts';
 import { ADMINISTRATOR } from '../../src/store/administrator.ts';
-import { openForReading } from '../../src/store/database.ts';
 import { type DeliveryFilter, deliveryReads, storedStatuses } from '../../src/store/deliveries.ts';
 import { type ListPage, SLICE_ROWS } from '../../src/store/list-page.ts';
 import {
@@ -93,7 +92,7 @@ t.test('a page finds rare matches slice by slice, with turns for others in betwe
   t.match(await pageOf(store, id, { statuses: ['exhausted'] }), [{ id: first }]);
   t.match(await pageOf(store, id, { statuses: ['exhausted', 'pending'] }), [{ id: second }, { id: first }]);
 
-  const { pages, looks } = counted(t, store, id);
+  const { pages, looks } = counted(store, id);
   t.strictSame(await pages({ eventTypes: ['deployment.failed'] }, 10), [[]]);
   t.equal(looks(), 4, 'others had their turn in between');
 });
@@ -107,7 +106,7 @@ t.test('few pending deliveries are found at once, however many others there are'
   const [third = none()] = await newDeliveries(store, id, 1);
   // So that they are due in another order than they are listed in.
   store.execute(`UPDATE deliveries SET next_attempt_at = next_attempt_at + 60000 WHERE id = '${first}'`);
-  const { pages, looks } = counted(t, store, id);
+  const { pages, looks } = counted(store, id);
   const pending = { statuses: ['pending'] } as const;
   t.strictSame(await pages(pending, 10), [[third, second, first]]);
   t.equal(looks(), 2, 'one finds them, and one reads them');
@@ -127,7 +126,7 @@ t.test('pending deliveries are each shown once, be they few or many', async (t) 
   await newDeliveries(store, id, 1);
   copyWaiting(store, SLICE_ROWS - 1, effects.now() + 60_000);
   copyDeliveries(store, 2 * SLICE_ROWS);
-  const { pages, looks } = counted(t, store, id);
+  const { pages, looks } = counted(store, id);
   const pending = () =>
     store
       .query<{ id: string }>("SELECT id FROM deliveries WHERE status = 'pending' ORDER BY seq DESC")
@@ -140,9 +139,8 @@ t.test('pending deliveries are each shown once, be they few or many', async (t) 
 });
 
 /** All pages of the webhook's list, as the ids on each; and in how many turns they were read. */
-function counted(t: Test, store: TestStore, id: WebhookId) {
-  const database = openForReading(store.path);
-  t.teardown(() => database.close());
+function counted(store: TestStore, id: WebhookId) {
+  const database = store.openReader();
   let looks = 0;
   const counting = async <Result>(look: () => Result) => {
     looks += 1;
@@ -177,8 +175,7 @@ t.test('a page shows its webhook as it is at the end of the search', async (t) =
   copyDeliveries(store, SLICE_ROWS);
   store.execute(`UPDATE deliveries SET event_type = 'deployment.failed' WHERE id = '${oldest}'`);
   const webhook = store.reads.webhooks.get(id) as Webhook;
-  const database = openForReading(store.path);
-  t.teardown(() => database.close());
+  const database = store.openReader();
   const { page } = deliveryReads(database, {
     inSpareTurn: async (look) => {
       await setStatus(store, id, 'disabled');
@@ -200,8 +197,7 @@ t.test('a page that was searched for a second ends, and the next one goes on the
   copyDeliveries(store, 3 * SLICE_ROWS);
   const [newest] = await pageOf(store, id, {}, 1);
   endDeliveries(store, [oldest, newest?.id ?? none()], 'exhausted');
-  const database = openForReading(store.path);
-  t.teardown(() => database.close());
+  const database = store.openReader();
   const webhook = store.reads.webhooks.get(id) as Webhook;
   let ms = 0; // two slices for each page
   const { page } = deliveryReads(database, { monotonicMs: () => (ms += 500) });

@@ -3,7 +3,6 @@ import fc from 'fast-check';
 import t from 'tap';
 import { DEPLOYMENT_STATUSES, type Deployment, type DeploymentStatus } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
-import { openForReading } from '../../src/store/database.ts';
 import { type DeploymentFilter, deploymentPages } from '../../src/store/deployment-pages.ts';
 import type { DeploymentRow } from '../../src/store/deployment-rows.ts';
 import { deploymentReads } from '../../src/store/deployments.ts';
@@ -35,8 +34,7 @@ t.test(
     const blind = await store.key({ allProjects: false, projectIds: [] });
     const callers = [caller(await store.key()), caller(restricted, false), caller(blind, false)];
     const sees = [projectIds, projectIds.slice(0, 2), []];
-    const database = openForReading(store.path);
-    t.teardown(() => database.close());
+    const database = store.openReader();
 
     const row = fc.record({
       project: fc.nat({ max: 2 }), // the last project never has any
@@ -130,8 +128,7 @@ t.test('rare deployments are found slice by slice, with turns for others in betw
       Array.from({ length: count }, () => row(projectId, status)),
     );
   const [first] = insert(store, [{ ...row(projectId, 'failed'), ref: 'rare', createdAt: 0 }]);
-  const database = openForReading(store.path);
-  t.teardown(() => database.close());
+  const database = store.openReader();
   let turns = 0;
   const counting = async <Result>(task: () => Result) => {
     turns += 1;
@@ -174,8 +171,7 @@ t.test('pages that take long to read are read one by one, each in a turn of the 
   const store = testStore(t);
   insert(store, [row(await store.project())]);
   const who = caller(await store.key());
-  const database = openForReading(store.path);
-  t.teardown(() => database.close());
+  const database = store.openReader();
   let turn = 0;
   const counting = setImmediate(function count() {
     turn += 1;
@@ -202,8 +198,7 @@ t.test('a page that was searched for too long ends, and the next one goes on the
     store,
     Array.from({ length: 90 }, () => row(projectId)),
   );
-  const database = openForReading(store.path);
-  t.teardown(() => database.close());
+  const database = store.openReader();
   const page = deploymentPages(database, asTheyAre, { sliceRows: 30, ...impatient() });
   const found: number[][] = [];
   for (let before: number | null = Number.MAX_SAFE_INTEGER; before !== null; ) {
@@ -227,8 +222,7 @@ t.test('what changed or went while a page was searched is not in it', async (t) 
     store,
     Array.from({ length: 6 }, () => row(projectId, 'queued')),
   );
-  const database = openForReading(store.path);
-  t.teardown(() => database.close());
+  const database = store.openReader();
   const page = deploymentPages(database, asTheyAre, {
     sliceRows: 3,
     inSpareTurn: async (task) => {
@@ -260,8 +254,7 @@ t.test('each slice is read in the way that gets furthest', async (t) => {
       store,
       Array.from({ length: count }, () => row(projectId, status)),
     );
-  const database = openForReading(store.path);
-  t.teardown(() => database.close());
+  const database = store.openReader();
   const page = deploymentPages(database, asTheyAre, { sliceRows: 20, ...impatient() });
   const first = async (filter: Partial<DeploymentFilter>) => {
     const { items, goOnAt } = await page(who, { ...EVERYTHING, ...filter }, Number.MAX_SAFE_INTEGER, 10);
@@ -333,8 +326,7 @@ t.test('a page over several projects looks at the same share of rows in each', a
     store,
     Array.from({ length: 50 }, (_, index) => ({ ...row(index % 5 === 0 ? quiet : busy), gap: 3 })),
   );
-  const database = openForReading(store.path);
-  t.teardown(() => database.close());
+  const database = store.openReader();
   const page = deploymentPages(database, asTheyAre, { sliceRows: 8, ...impatient() });
   const [floor] = store.query<{ seq: number }>(
     'SELECT seq FROM deployments WHERE project_id = ? ORDER BY seq DESC LIMIT 1 OFFSET 3',
@@ -354,8 +346,7 @@ t.test('a page ends where it has become large, and has one deployment at least',
     Array.from({ length: 7 }, () => row(projectId)),
   );
   store.execute(`UPDATE deployments SET outputs = '{"text":"${'x'.repeat(1_000)}"}' WHERE seq > 2`);
-  const database = openForReading(store.path);
-  t.teardown(() => database.close());
+  const database = store.openReader();
   const who = caller(await store.key());
   const sizes = async (textMax: number) => {
     const page = deploymentPages(database, asTheyAre, { textMax });
@@ -437,8 +428,7 @@ t.test('a page counts each waiting deployment at most once for queue positions',
       reported: 0,
     })),
   );
-  const database = openForReading(store.path);
-  t.teardown(() => database.close());
+  const database = store.openReader();
   const counting = countingRows(database);
   const who = caller(await store.key());
   const { items } = await deploymentReads(counting.database).page(
@@ -454,8 +444,7 @@ t.test('a page counts each waiting deployment at most once for queue positions',
 
 t.test('no list query scans the whole table of deployments', async (t) => {
   const store = testStore(t);
-  const database = openForReading(store.path);
-  t.teardown(() => database.close());
+  const database = store.openReader();
   const plans: string[] = [];
   const putInOrder: string[] = [];
   const explaining = preparedBy(database, (sql) => {

@@ -2,7 +2,6 @@ import fc from 'fast-check';
 import t, { type Test } from 'tap';
 import { createLogKeeper } from '../../src/deploy/log.ts';
 import type { DeploymentId } from '../../src/domain.ts';
-import { openForReading } from '../../src/store/database.ts';
 import { leftOutMarker, logWrites } from '../../src/store/logs.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, preparedBy, type TestStore, testStore } from '../helpers/store.ts';
@@ -128,8 +127,7 @@ t.test(
 
 t.test('dropping the oldest chunks reads none that stay', async (t) => {
   const store = testStore(t);
-  const database = openForReading(store.path);
-  t.teardown(() => database.close());
+  const database = store.openReader();
   const dropped: string[] = [];
   const spied = preparedBy(database, (sql) => {
     if (sql.includes('DELETE')) dropped.push(sql);

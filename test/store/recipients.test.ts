@@ -1,6 +1,5 @@
 import t, { type Test } from 'tap';
 import type { KeyId, WebhookId } from '../../src/domain.ts';
-import { openForReading } from '../../src/store/database.ts';
 import { recipientReads } from '../../src/store/recipients.ts';
 import { newWebhook } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
@@ -39,7 +38,7 @@ for (const [what, change] of CHANGES) {
     await change(store, webhookId, keyId);
     const after = recipient();
     t.notSame(after, before);
-    t.strictSame(after, lookedUpAnew(t, store, webhookId, effects.now()));
+    t.strictSame(after, lookedUpAnew(store, webhookId, effects.now()));
   });
 }
 
@@ -55,7 +54,7 @@ t.test('a secret added, changed or removed by anybody is known at the next looku
     "DELETE FROM webhook_secrets WHERE secret = 'added'",
   ]) {
     store.execute(sql);
-    t.strictSame(recipient(), lookedUpAnew(t, store, webhookId, effects.now()), sql);
+    t.strictSame(recipient(), lookedUpAnew(store, webhookId, effects.now()), sql);
   }
 });
 
@@ -153,9 +152,7 @@ async function remembering(t: Test, effects: FakeEffects) {
   const store = testStore(t, effects);
   const { keyId } = await store.key();
   const { id: webhookId, url } = await newWebhook(store, keyId);
-  const reader = openForReading(store.path);
-  t.teardown(() => reader.close());
-  const reads = recipientReads(reader);
+  const reads = recipientReads(store.openReader());
   const recipients = (ids: WebhookId[]) => reads.recipients(ids, effects.now());
   return {
     store,
@@ -167,8 +164,6 @@ async function remembering(t: Test, effects: FakeEffects) {
   };
 }
 
-function lookedUpAnew(t: Test, store: TestStore, id: WebhookId, nowMs: number) {
-  const reader = openForReading(store.path);
-  t.teardown(() => reader.close());
-  return recipientReads(reader).recipients([id], nowMs).get(id);
+function lookedUpAnew(store: TestStore, id: WebhookId, nowMs: number) {
+  return recipientReads(store.openReader()).recipients([id], nowMs).get(id);
 }

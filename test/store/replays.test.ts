@@ -2,7 +2,6 @@ import t from 'tap';
 import { STEP_MS } from '../../src/clock.ts';
 import type { DeliveryId, WebhookId } from '../../src/domain.ts';
 import { DAY_MS } from '../../src/durations.ts';
-import { openForReading } from '../../src/store/database.ts';
 import { SLICE_ROWS } from '../../src/store/list-page.ts';
 import { type OpenReplay, type ReplaySelection, replayReads } from '../../src/store/replays.ts';
 import {
@@ -53,8 +52,7 @@ t.test('a long past is counted exactly, in slices with turns for others in betwe
   copyDeliveries(store, 3 * SLICE_ROWS + 7);
   const other = await newWebhook(store, (await store.key()).keyId);
   await newDeliveries(store, other.id, 1);
-  const database = openForReading(store.path);
-  t.teardown(() => database.close());
+  const database = store.openReader();
   let looks = 0;
   const { count } = replayReads(database, {
     inSpareTurn: async (look) => {
