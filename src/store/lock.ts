@@ -7,7 +7,6 @@ import {
   fstatSync,
   ftruncateSync,
   openSync,
-  readFileSync,
   readSync,
   type Stats,
   statSync,
@@ -18,7 +17,7 @@ import { type Timestamp, timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf } from '../errors.ts';
 import { realPath, statusOf } from '../paths.ts';
-import { hasOpened, holdersOf, openFilesOf } from '../proc.ts';
+import { hasOpened, holdersOf, openFilesOf, readProc } from '../proc.ts';
 import { connect, type Database, isDamaged, openingProblem, sqliteCode } from './database.ts';
 import { lockersOf } from './file-locks.ts';
 import { identifyFiles, sharedMemoryPath } from './place.ts';
@@ -220,18 +219,10 @@ export function refuseOtherMachine(path: string): void {
 
 /**
  * Whether a program on this machine holds the lock, as some containers report a boot id of their own. The locks of
- * other machines on a network file system belong to kernel threads.
+ * other machines on a network file system belong to kernel threads, which have no command line.
  */
 function isLockedHere(file: string): boolean {
-  return lockersOf(statSync(file), RESERVED_BYTE).some(isProgram);
-}
-
-function isProgram(processId: number): boolean {
-  try {
-    return readFileSync(`/proc/${processId}/cmdline`).length > 0;
-  } catch {
-    return false;
-  }
+  return lockersOf(statSync(file), RESERVED_BYTE).some((id) => Boolean(readProc(`/proc/${id}/cmdline`)));
 }
 
 /** A service and the boot id of its machine; null if that could not be read. */
