@@ -10,7 +10,7 @@ import {
   type StartProblem,
 } from '../deploy/command-file.ts';
 import { COMMAND_PATH, homeDirectory } from '../deploy/environment.ts';
-import { beginningOf, firstLineOf } from '../deploy/program-format.ts';
+import { beginningOf, firstLineIn } from '../deploy/program-format.ts';
 import { parentProblem } from '../deploy/workspace.ts';
 import { statusOf } from '../paths.ts';
 import type { ProjectDetails } from '../store/projects.ts';
@@ -175,7 +175,8 @@ function checkProgramOfEnv(project: ProjectDetails, path: string, request: Spawn
 
 /** What env(1) is told to run; undefined: that is not env, or its options and quotes leave it open. */
 function programOfEnv(path: string): string | undefined {
-  const { interpreter = '', argument = '' } = firstLineOf(path) ?? {};
+  const beginning = beginningOf(path);
+  const { interpreter = '', argument = '' } = (beginning && firstLineIn(beginning)) ?? {};
   if (basename(interpreter) !== 'env' || argument === '') return undefined;
   const [, split] = /^-S[ \t]*(.*)$/.exec(argument) ?? [];
   if (split === undefined) return /^-|=/.test(argument) ? undefined : argument;

@@ -26,15 +26,9 @@ export function beginningOf(path: string): Buffer | undefined {
 }
 
 /**
- * The interpreter in the `#!` line of a script, and what follows it; undefined for any other file, or one that this
- * user may not read. A carriage return belongs to its word, as it does for the kernel.
+ * The interpreter in the `#!` line of a script, and what follows it, which the kernel passes as one word; undefined for
+ * any other file. A carriage return belongs to its word, as it does for the kernel.
  */
-export function firstLineOf(path: string): { interpreter: string; argument: string } | undefined {
-  const beginning = beginningOf(path);
-  return beginning === undefined ? undefined : firstLineIn(beginning);
-}
-
-/** The same for what `beginningOf` gives. The kernel passes all of the argument as one word. */
 export function firstLineIn(beginning: Buffer): { interpreter: string; argument: string } | undefined {
   const text = beginning.toString('utf8', 0, FIRST_LINE_MAX_BYTES);
   const [, interpreter, argument = ''] =

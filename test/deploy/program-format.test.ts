@@ -1,8 +1,8 @@
 import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import t from 'tap';
-import { beginningOf, firstLineOf, loaderIn } from '../../src/deploy/program-format.ts';
-import { temporaryDirectory } from '../helpers/store.ts';
+import { beginningOf, firstLineIn, loaderIn } from '../../src/deploy/program-format.ts';
+import { none, temporaryDirectory } from '../helpers/store.ts';
 
 t.test('the #! line of a script gives its interpreter, and the rest as one argument', async (t) => {
   const path = join(temporaryDirectory(t), 'script');
@@ -23,9 +23,9 @@ t.test('the #! line of a script gives its interpreter, and the rest as one argum
   for (const [text, interpreter, argument = ''] of rows) {
     writeFileSync(path, text);
     const expected = interpreter === undefined ? undefined : { interpreter, argument };
-    t.strictSame(firstLineOf(path), expected, JSON.stringify(text));
+    t.strictSame(firstLineIn(beginningOf(path) ?? none()), expected, JSON.stringify(text));
   }
-  t.equal(firstLineOf(`${path}-missing`), undefined);
+  t.equal(beginningOf(`${path}-missing`), undefined);
   t.equal(readdirSync('/proc/self/fd').length, descriptors);
 });
 
