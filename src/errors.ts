@@ -28,7 +28,7 @@ export interface ErrorDetail {
 interface AppErrorOptions {
   details?: ErrorDetail[];
   /** Whole seconds, at least 1; only with `rate_limited` and `unavailable`. */
-  retryAfterSeconds?: number;
+  retryAfterSeconds?: number | undefined;
   cause?: unknown;
 }
 

@@ -1,5 +1,5 @@
 import type { MessagePort, Worker } from 'node:worker_threads';
-import { AppError, type ErrorCode, type ErrorDetail } from '../errors.ts';
+import { AppError } from '../errors.ts';
 import { createSlots } from '../slots.ts';
 import type { Change } from './context.ts';
 import type { InputOf, OperationName, OutputOf } from './operations.ts';
@@ -23,13 +23,7 @@ type FromWriter =
 type PortableResult = { ok: true; value: unknown } | { ok: false; error: PortableError };
 
 type PortableError =
-  | {
-      kind: 'refusal';
-      code: ErrorCode;
-      message: string;
-      details: ErrorDetail[];
-      retryAfterSeconds: number | undefined;
-    }
+  | ({ kind: 'refusal' } & Pick<AppError, 'code' | 'message' | 'details' | 'retryAfterSeconds'>)
   | { kind: 'bug'; message: string; stack: string | undefined };
 
 /**
@@ -180,13 +174,7 @@ function portable(error: unknown): PortableError {
 }
 
 function revive(error: PortableError): Error {
-  if (error.kind === 'refusal') {
-    const { details, retryAfterSeconds } = error;
-    return new AppError(error.code, error.message, {
-      details,
-      ...(retryAfterSeconds === undefined ? {} : { retryAfterSeconds }),
-    });
-  }
+  if (error.kind === 'refusal') return new AppError(error.code, error.message, error);
   const bug = new Error(error.message);
   if (error.stack !== undefined) bug.stack = error.stack;
   return bug;
