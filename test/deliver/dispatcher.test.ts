@@ -66,8 +66,7 @@ t.test('the log names the fields of an attempt as the API does', async (t) => {
 });
 
 t.test('a failed delivery is retried on schedule, with the same bytes and a fresh signature', async (t) => {
-  const effects = fakeEffects();
-  const { store, dispatcher } = service(t, effects);
+  const { store, effects, dispatcher } = service(t);
   const receiver = await startReceiver(t, { answers: [status(500), status(503), status(200)] });
   await subscribe(store, receiver.url);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
@@ -98,8 +97,7 @@ t.test('a failed delivery is retried on schedule, with the same bytes and a fres
 t.test(
   'a delivery that never succeeds ends as exhausted, with its last attempt 24 h after the first',
   async (t) => {
-    const effects = fakeEffects();
-    const { store, dispatcher } = service(t, effects);
+    const { store, effects, dispatcher } = service(t);
     const receiver = await startReceiver(t, { answers: [status(500)] });
     await subscribe(store, receiver.url);
     await store.writer.write('deployments.create', newDeployment(await store.project()));
@@ -210,8 +208,7 @@ for (const { byHours, isOlder = false, wasDown = false } of [
 }
 
 t.test('Retry-After of a receiver delays the retry', async (t) => {
-  const effects = fakeEffects();
-  const { store, dispatcher } = service(t, effects);
+  const { store, effects, dispatcher } = service(t);
   const receiver = await startReceiver(t, { answers: [status(503, { headers: { 'Retry-After': '120' } })] });
   await subscribe(store, receiver.url);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
@@ -329,8 +326,7 @@ t.test(
 );
 
 t.test('410 from a former url of a webhook does not disable it', async (t) => {
-  const effects = fakeEffects();
-  const { store, dispatcher } = service(t, effects);
+  const { store, effects, dispatcher } = service(t);
   const gone = held(status(410));
   const receiver = await startReceiver(t, { answers: [gone.answer] });
   const elsewhere = await startReceiver(t);
@@ -352,7 +348,7 @@ t.test('410 from a former url of a webhook does not disable it', async (t) => {
 });
 
 t.test('a redirect is a failure, and its target is never visited', async (t) => {
-  const { store, dispatcher } = service(t, fakeEffects());
+  const { store, dispatcher } = service(t);
   const elsewhere = await startReceiver(t);
   const receiver = await startReceiver(t, { answers: [redirect(elsewhere.url)] });
   await subscribe(store, receiver.url);
@@ -400,7 +396,7 @@ t.test('an attempt that davit itself aborted is not recorded', async (t) => {
 });
 
 t.test('a webhook has one attempt under way until it has answered once, then four', async (t) => {
-  const { store, dispatcher, wakes } = service(t, fakeEffects());
+  const { store, dispatcher, wakes } = service(t);
   const first = held(status(200));
   const receiver = await startReceiver(t, { answers: [first.answer, silence()] });
   await newDeliveries(store, (await subscribe(store, receiver.url)).id, 10);
@@ -419,8 +415,7 @@ t.test('a webhook has one attempt under way until it has answered once, then fou
 });
 
 t.test('any number of hanging receivers leave a slot for one that answers', async (t) => {
-  const effects = fakeEffects();
-  const { store, dispatcher } = service(t, effects);
+  const { store, effects, dispatcher } = service(t);
   const silent = await startReceiver(t, { answers: [silence()] });
   const quick = await startReceiver(t);
   const projectId = await store.project();
@@ -523,8 +518,7 @@ t.test('a failed look at the database loses no webhook', async (t) => {
 });
 
 t.test('an event is sent to the current url of its webhook, or not at all', async (t) => {
-  const effects = fakeEffects();
-  const { store, dispatcher } = service(t, effects);
+  const { store, effects, dispatcher } = service(t);
   const receiver = await startReceiver(t);
   const elsewhere = await startReceiver(t);
   const moved = await subscribe(store, receiver.url);
@@ -618,8 +612,7 @@ async function slowHandshakes(t: Test, count: number) {
 }
 
 t.test('all deliveries that waited for a retry are due once their webhook is enabled', async (t) => {
-  const effects = fakeEffects();
-  const { store, dispatcher } = service(t, effects);
+  const { store, effects, dispatcher } = service(t);
   const { id } = await subscribe(store, 'https://example.com/hook');
   await newDeliveries(store, id, 1);
   copyWaiting(store, 1_500, effects.now() + HOUR_MS);
@@ -658,8 +651,7 @@ t.test('deliveries of a webhook that was enabled just before a restart are due, 
 });
 
 t.test('a redelivery requested during an attempt has all its retries', async (t) => {
-  const effects = fakeEffects();
-  const { store, dispatcher } = service(t, effects);
+  const { store, effects, dispatcher } = service(t);
   const first = held(status(500));
   const receiver = await startReceiver(t, { answers: [first.answer, status(500)] });
   const [id] = await newDeliveries(store, (await subscribe(store, receiver.url)).id, 1);
@@ -707,8 +699,7 @@ const DURING = [
 for (const { name, begin } of NEW_LADDERS) {
   for (const { during, ladderAttempts } of DURING) {
     t.test(`${name} during ${during} to a webhook that answered before is sent next`, async (t) => {
-      const effects = fakeEffects();
-      const { store, dispatcher } = service(t, effects);
+      const { store, effects, dispatcher } = service(t);
       const second = held(status(500));
       const receiver = await startReceiver(t, { answers: [status(200), second.answer, status(200)] });
       const webhook = await subscribe(store, receiver.url);
@@ -737,8 +728,7 @@ for (const { name, begin } of NEW_LADDERS) {
 }
 
 t.test('a delivery first tried after the window has all its retries', async (t) => {
-  const effects = fakeEffects();
-  const { store, dispatcher } = service(t, effects);
+  const { store, effects, dispatcher } = service(t);
   const receiver = await startReceiver(t, { answers: [status(500)] });
   await newDeliveries(store, (await subscribe(store, receiver.url)).id, 1);
   effects.advance(30 * HOUR_MS);
@@ -752,8 +742,7 @@ t.test('a delivery first tried after the window has all its retries', async (t) 
 });
 
 t.test('setting the clock back by an hour delays no retry and no event', async (t) => {
-  const effects = fakeEffects();
-  const { store, dispatcher } = service(t, effects);
+  const { store, effects, dispatcher } = service(t);
   const receiver = await startReceiver(t, { answers: [status(500), status(200)] });
   const { id } = await subscribe(store, receiver.url);
   await newDeliveries(store, id, 1);
@@ -857,8 +846,7 @@ t.test('a clock that was set back and, while davit was down, put right ends no l
 for (const isDue of [false, true]) {
   const held = isDue ? 'what is due' : 'what waits';
   t.test(`enabling a webhook after the clock was set back begins a new ladder for ${held}`, async (t) => {
-    const effects = fakeEffects();
-    const { store, dispatcher } = service(t, effects);
+    const { store, effects, dispatcher } = service(t);
     const receiver = await startReceiver(t, { answers: [status(500)] });
     const { id } = await subscribe(store, receiver.url);
     const turn = (status: 'disabled' | 'enabled') =>
@@ -947,8 +935,7 @@ for (const [delayed, ...settings] of [
 }
 
 t.test('setting the clock forward by an hour sends each retry once', async (t) => {
-  const effects = fakeEffects();
-  const { store, dispatcher } = service(t, effects);
+  const { store, effects, dispatcher } = service(t);
   const receiver = await startReceiver(t, { answers: [status(500)] });
   await newDeliveries(store, (await subscribe(store, receiver.url)).id, 5);
   await probe(dispatcher, effects, 5, 50);
@@ -1112,8 +1099,7 @@ t.test('retries beyond a shortened window are rescheduled once, and that is logg
 });
 
 t.test('on a full disk nothing is sent twice, and all is recorded once there is room', async (t) => {
-  const effects = fakeEffects();
-  const { store, dispatcher, wakes } = service(t, effects);
+  const { store, effects, dispatcher, wakes } = service(t);
   const receiver = await startReceiver(t, { answers: [status(200, { body: 'x'.repeat(4096) })] });
   await newDeliveries(store, (await subscribe(store, receiver.url)).id, 8);
   store.limitPages(true);
@@ -1135,7 +1121,7 @@ t.test('on a full disk nothing is sent twice, and all is recorded once there is 
   t.strictSame(store.query('SELECT count(*) AS count FROM attempts'), [{ count: 8 }]);
 });
 
-function service(t: Test, effects: FakeEffects) {
+function service(t: Test, effects = fakeEffects()) {
   const store = testStore(t, effects);
   const wakes = createWakes();
   return { store, effects, wakes, dispatcher: testDispatcher(t, store, effects, { wake: wakes.wake }) };
