@@ -83,84 +83,70 @@ async function supervise(
   context: RunContext,
   stopping: Stopping,
 ): Promise<RunOutcome> {
+  const { effects } = context;
   context.onStarted(started.identity);
-  const watch = watchClock(request, context.effects, stopping);
+  const watch = watchClock(request, effects, stopping);
   const output = started.readOutput((bytes) => watch.during(() => context.onOutput(bytes)));
   output.ended.catch(() => stopping.stop('failure'));
 
-  const outcome = await untilEnd(started, request, context, stopping);
+  const outcome = await untilEnd();
   watch.end();
   output.hurry();
   // Children may still write their last lines after the command has ended, as `tee` in `exec > >(tee file)` does. A
   // daemon would hold the pipe open for ever, so they have a limited time.
-  const cancelFinish = context.effects.after(LAST_OUTPUT_MS, () => {
+  const cancelFinish = effects.after(LAST_OUTPUT_MS, () => {
     context.onFinish?.();
     output.finish();
   });
   await output.ended.finally(cancelFinish);
   return outcome;
+
+  async function untilEnd(): Promise<RunOutcome> {
+    const first = await Promise.race([started.ended, stopping.stopped]);
+    if (typeof first === 'object') return first;
+    // The command may have exited already, its SIGCHLD not handled yet: then the stop comes too late.
+    const disposition = await endTree(true);
+    if (disposition === 'gone') await endTracer();
+    return outcomeOfStopped(first, disposition, await started.ended);
+  }
+
+  function endTree(spareWhenExited: boolean): Promise<TerminationDisposition> {
+    const { deploymentId, killGraceMs } = request;
+    const startedAtMs = effects.monotonicMs();
+    // Asked again and again, as the service may begin to stop meanwhile.
+    const graceMs = () =>
+      Math.min(
+        killGraceMs,
+        (stopping.shutdownAtMs() ?? Number.POSITIVE_INFINITY) + SHUTDOWN_KILL_GRACE_MS - startedAtMs,
+      );
+    return stopTree(
+      { deploymentId, leader: started.identity },
+      { graceMs, effects, spareWhenExited, onStuck: context.onStuck },
+    );
+  }
+
+  /**
+   * A tracer of the command learns of its end first, ptrace(2), and may withhold it for ever: then it is ended as well.
+   */
+  async function endTracer(): Promise<void> {
+    const startedAtMs = effects.monotonicMs();
+    const { promise: isWithheld, resolve } = Promise.withResolvers<boolean>();
+    const cancelCheck = whenOver(WITHHELD_MAX_MS, effects, {
+      passedMs: () => effects.monotonicMs() - startedAtMs,
+      onOver: () => resolve(true),
+    });
+    void started.ended.then(() => resolve(false));
+    if (await isWithheld) await endTree(false);
+    cancelCheck();
+  }
 }
 
 const LAST_OUTPUT_MS = 1_000;
-
-async function untilEnd(
-  started: StartedProcess,
-  request: RunRequest,
-  context: RunContext,
-  stopping: Stopping,
-): Promise<RunOutcome> {
-  const first = await Promise.race([started.ended, stopping.stopped]);
-  if (typeof first === 'object') return first;
-  // The command may have exited already, its SIGCHLD not handled yet: then the stop comes too late.
-  const disposition = await endTree(started.identity, request, context, stopping, true);
-  if (disposition === 'gone') await endTracer(started, request, context, stopping);
-  return outcomeOfStopped(first, disposition, await started.ended);
-}
-
 /**
  * From SIGTERM to SIGKILL once the grace of a clean stop is over. The stop takes 30 s at most, and with many processes
  * finding them in /proc takes the rest of that.
  */
 const SHUTDOWN_KILL_GRACE_MS = 2_000;
-
-function endTree(
-  leader: ProcessIdentity,
-  { deploymentId, killGraceMs }: RunRequest,
-  { effects, onStuck }: RunContext,
-  { shutdownAtMs }: Stopping,
-  spareWhenExited: boolean,
-): Promise<TerminationDisposition> {
-  const startedAtMs = effects.monotonicMs();
-  // Asked again and again, as the service may begin to stop meanwhile.
-  const graceMs = () =>
-    Math.min(
-      killGraceMs,
-      (shutdownAtMs() ?? Number.POSITIVE_INFINITY) + SHUTDOWN_KILL_GRACE_MS - startedAtMs,
-    );
-  return stopTree({ deploymentId, leader }, { graceMs, effects, spareWhenExited, onStuck });
-}
-
-/**
- * A tracer of the command learns of its end first, ptrace(2), and may withhold it for ever: then it is ended as well.
- */
-async function endTracer(
-  started: StartedProcess,
-  request: RunRequest,
-  context: RunContext,
-  stopping: Stopping,
-): Promise<void> {
-  const { effects } = context;
-  const startedAtMs = effects.monotonicMs();
-  const { promise: isWithheld, resolve } = Promise.withResolvers<boolean>();
-  const cancelCheck = whenOver(WITHHELD_MAX_MS, effects, {
-    passedMs: () => effects.monotonicMs() - startedAtMs,
-    onOver: () => resolve(true),
-  });
-  void started.ended.then(() => resolve(false));
-  if (await isWithheld) await endTree(started.identity, request, context, stopping, false);
-  cancelCheck();
-}
-
 const WITHHELD_MAX_MS = 1_000;
 
 /**
