@@ -5,7 +5,6 @@ import {
   mkdirSync,
   mkdtempSync,
   readdirSync,
-  rmdirSync,
   rmSync,
   statSync,
   writeFileSync,
@@ -190,7 +189,7 @@ export function createWorkspaces({
       root = fresh;
       return made;
     } catch (error) {
-      removeEmptyNow(fresh);
+      void removeEmpty(fresh); // if it is not, the next start removes it
       throw error;
     }
   }
@@ -221,15 +220,6 @@ export function createWorkspaces({
     spares.clear();
     const all = Promise.all(removals).then(() => root !== undefined && removeEmpty(root));
     await Promise.race([all, delay(waitMs, effects)]);
-  }
-}
-
-/** For a directory in which nothing could be made. If it is not empty, the next start removes it. */
-function removeEmptyNow(directory: string): void {
-  try {
-    rmdirSync(directory);
-  } catch {
-    // The error that led here says more.
   }
 }
 
