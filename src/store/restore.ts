@@ -15,7 +15,7 @@ import {
 import { dirname } from 'node:path';
 import type { DeploymentId } from '../domain.ts';
 import { AppError, codeOf } from '../errors.ts';
-import { connect, type Database, isDamaged, isOurs, notOurs, pragmaNumber, sqliteCode } from './database.ts';
+import { connect, isDamaged, isOurs, notOurs, pragmaNumber, sqliteCode } from './database.ts';
 import { beginExclusive } from './exclusive.ts';
 import { giveName, giveToOwner, isLinkless, syncDirectory, syncFile } from './partial-file.ts';
 
@@ -178,7 +178,8 @@ function appendFrom(source: number, to: string): void {
 function openExclusively(path: string): () => void {
   const database = connect(path);
   try {
-    refuseForeign(path, database);
+    // A sound database of another program cannot be what the user meant to replace.
+    if (pragmaNumber(database, 'page_count') > 0 && !isOurs(database)) throw notOurs(path);
     beginExclusive(database, path);
     return () => database.close();
   } catch (error) {
@@ -186,9 +187,4 @@ function openExclusively(path: string): () => void {
     if (isDamaged(error)) return () => undefined;
     throw error;
   }
-}
-
-/** Refuses to replace a sound database of another program, which cannot be what the user meant. */
-function refuseForeign(path: string, database: Database): void {
-  if (pragmaNumber(database, 'page_count') > 0 && !isOurs(database)) throw notOurs(path);
 }
