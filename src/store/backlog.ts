@@ -106,9 +106,6 @@ export function backlogReads(database: Database, deployments: DeploymentReads, w
     `SELECT id, report_due_at ${openReports} ORDER BY seq LIMIT :limit`,
   );
 
-  const webhookIds = database
-    .prepare<[], WebhookId>('SELECT id FROM webhooks WHERE deleted_at IS NULL ORDER BY seq')
-    .pluck();
   const registration = database.prepare<
     [string],
     { key_id: KeyId; name: string; expires_at: number | null; failing_since: number | null }
@@ -238,10 +235,7 @@ export function backlogReads(database: Database, deployments: DeploymentReads, w
   }
 
   function everyWebhook(nowMs: number): WebhookBacklog[] {
-    return webhookIds.all().flatMap((id) => {
-      const webhook = webhooks.get(id);
-      return webhook === undefined ? [] : [withBacklog(webhook, nowMs)];
-    });
+    return webhooks.list().map((webhook) => withBacklog(webhook, nowMs));
   }
 
   function withBacklog(webhook: Webhook, nowMs: number): WebhookBacklog {

@@ -90,6 +90,9 @@ export function webhookReads(database: Database) {
   const ofKey = database.prepare<{ id: string; keyId: string }, WebhookRow>(
     `SELECT ${WEBHOOK_COLUMNS} FROM webhooks WHERE id = +:id AND key_id = +:keyId AND deleted_at IS NULL`,
   );
+  const all = database.prepare<[], WebhookRow>(
+    `SELECT ${WEBHOOK_COLUMNS} FROM webhooks WHERE deleted_at IS NULL ORDER BY seq`,
+  );
   const addressOf = database.prepare<[string], WebhookAddress>(
     'SELECT url, key_id AS keyId FROM webhooks WHERE id = +? AND deleted_at IS NULL',
   );
@@ -113,6 +116,9 @@ export function webhookReads(database: Database) {
       const row = byId.get(id);
       return row === undefined ? undefined : toWebhook(row);
     },
+
+    /** Oldest first. */
+    list: (): Webhook[] => all.all().map(toWebhook),
 
     /** Undefined if there is no such webhook. */
     addressOf: (id: WebhookId): WebhookAddress | undefined => addressOf.get(id),
