@@ -1,4 +1,4 @@
-import t from 'tap';
+import t, { type Test } from 'tap';
 import { createOverdue } from '../../src/deploy/overdue.ts';
 import { DAY_MS, HOUR_MS, MINUTE_MS } from '../../src/durations.ts';
 import { AppError } from '../../src/errors.ts';
@@ -6,9 +6,7 @@ import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 t.test('a deployment whose report is overdue fails', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const endOverdue = createOverdue(store, effects);
+  const { store, effects, endOverdue } = setUp(t);
   t.equal(await endOverdue(), null, 'nothing is waited for');
   const [soon, later] = [
     await store.project({ command: null, reportTimeoutMs: 1_000 }),
@@ -39,9 +37,7 @@ t.test('a deployment whose report is overdue fails', async (t) => {
 });
 
 t.test('a report is awaited for a time that passed, however the clock is set meanwhile', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const endOverdue = createOverdue(store, effects);
+  const { store, effects, endOverdue } = setUp(t);
   const projectId = await store.project({ command: null, reportTimeoutMs: 2 * HOUR_MS });
   const passedMs = (await createAt(0)) + (await createAt(HOUR_MS)) + (await createAt(-HOUR_MS));
   effects.jump(-HOUR_MS);
@@ -74,9 +70,7 @@ t.test('a report is awaited for a time that passed, however the clock is set mea
 
 t.test('nor does it matter if a deployment seems to be created just when the clock was set', async (t) => {
   for (const setMs of [2 * HOUR_MS, -2 * HOUR_MS]) {
-    const effects = fakeEffects();
-    const store = testStore(t, effects);
-    const endOverdue = createOverdue(store, effects);
+    const { store, effects, endOverdue } = setUp(t);
     const projectId = await store.project({ command: null, reportTimeoutMs: HOUR_MS });
     effects.jump(setMs);
     await endOverdue();
@@ -91,10 +85,8 @@ t.test('nor does it matter if a deployment seems to be created just when the clo
 });
 
 t.test('when the clock was set is written once, also if it cannot be at first', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
   const disk = { isFull: true };
-  const endOverdue = createOverdue(onDisk(disk, store), effects);
+  const { store, effects, endOverdue } = setUp(t, disk);
   const projectId = await store.project({ command: null, reportTimeoutMs: HOUR_MS });
   await store.writer.write('deployments.create', newDeployment(projectId));
   const dueAtMs = await endOverdue();
@@ -117,10 +109,8 @@ t.test('what is created between two settings of the clock is moved by the second
     [-2 * HOUR_MS, 3 * HOUR_MS],
     [2 * HOUR_MS, -2 * HOUR_MS],
   ] as const) {
-    const effects = fakeEffects();
-    const store = testStore(t, effects);
     const disk = { isFull: true };
-    const endOverdue = createOverdue(onDisk(disk, store), effects);
+    const { store, effects, endOverdue } = setUp(t, disk);
     const projectId = await store.project({ command: null, reportTimeoutMs: 9 * HOUR_MS });
     const create = async () =>
       void (await store.writer.write('deployments.create', newDeployment(projectId)));
@@ -147,9 +137,7 @@ t.test('what is created between two settings of the clock is moved by the second
 t.test(
   'what is created after the clock was set, and before that is noticed, is due in its time',
   async (t) => {
-    const effects = fakeEffects();
-    const store = testStore(t, effects);
-    const endOverdue = createOverdue(store, effects);
+    const { store, effects, endOverdue } = setUp(t);
     const projectId = await store.project({ command: null, reportTimeoutMs: HOUR_MS });
     for (const setMs of [HOUR_MS, -2 * HOUR_MS]) {
       effects.jump(setMs);
@@ -170,9 +158,7 @@ t.test(
 t.test(
   'what is overdue only by a clock that was set ahead while the writer was busy is not ended',
   async (t) => {
-    const effects = fakeEffects();
-    const store = testStore(t, effects);
-    const endOverdue = createOverdue(store, effects);
+    const { store, effects, endOverdue } = setUp(t);
     for (const reportTimeoutMs of [1_000, 7_200_000]) {
       const projectId = await store.project({ command: null, reportTimeoutMs });
       await store.writer.write('deployments.create', newDeployment(projectId));
@@ -190,9 +176,7 @@ t.test(
 );
 
 t.test('a clock set ahead by less than a minute is trusted', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const endOverdue = createOverdue(store, effects);
+  const { store, effects, endOverdue } = setUp(t);
   const projectId = await store.project({ command: null, reportTimeoutMs: 50_000 });
   await store.writer.write('deployments.create', newDeployment(projectId));
   effects.jump(59_000);
@@ -200,11 +184,14 @@ t.test('a clock set ahead by less than a minute is trusted', async (t) => {
   t.equal(await endOverdue(), null);
 });
 
-/** The store on a disk that refuses writes while it is full. */
-function onDisk(disk: { isFull: boolean }, store: TestStore): TestStore {
+/** `endOverdue` writes to a disk that refuses it while it is full. */
+function setUp(t: Test, disk = { isFull: false }) {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
   const write: TestStore['writer']['write'] = (name, input) =>
     disk.isFull
       ? Promise.reject(new AppError('unavailable', 'the disk is full'))
       : store.writer.write(name, input);
-  return { ...store, writer: { ...store.writer, write } };
+  const onDisk = { ...store, writer: { ...store.writer, write } };
+  return { store, effects, endOverdue: createOverdue(onDisk, effects) };
 }

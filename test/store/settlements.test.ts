@@ -5,15 +5,13 @@ import type { DueDelivery } from '../../src/store/outbox.ts';
 import type { PendingPosition, Settlement } from '../../src/store/settlements.ts';
 import { inSteps } from '../../src/store/steps.ts';
 import type { WebhookUpdate } from '../../src/store/webhooks.ts';
-import { copyWaiting, newDeliveries } from '../helpers/deliveries.ts';
+import { copyWaiting, newDeliveries, storeWithWebhook } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, newKeysWebhook, settlementOf } from '../helpers/outbox.ts';
 import { newDeployment, none, type TestStore, testStore } from '../helpers/store.ts';
 
 t.test('a retry is due at its time and not before', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { webhookId, due } = await oneDue(store, effects);
+  const { store, effects, webhookId, due } = await oneDue(t);
   const atMs = effects.now() + 5_000;
   await store.writer.write('outbox.settle', settlementOf(due, effects.now(), { kind: 'retry', atMs }));
 
@@ -104,9 +102,7 @@ async function failing(t: Test) {
 }
 
 t.test('a delivery has a thousand attempts at most, however often its webhook is enabled anew', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { webhookId } = await oneDue(store, effects);
+  const { store, effects, webhookId } = await oneDue(t);
   const failAfter = async (attempts: number) => {
     store.execute(`UPDATE deliveries SET attempt_count = ${attempts}`);
     for (const status of ['disabled', 'enabled'] as const) {
@@ -123,9 +119,7 @@ t.test('a delivery has a thousand attempts at most, however often its webhook is
 });
 
 t.test('no body is kept of an attempt that twenty others followed, as nobody is shown it', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { webhookId } = await oneDue(store, effects);
+  const { store, effects, webhookId } = await oneDue(t);
   await newDeliveries(store, webhookId, 1);
   for (let time = 0; time < 23; time++) {
     for (const due of dueOf(store, webhookId, effects.now(), 2)) {
@@ -154,9 +148,7 @@ t.test('no body is kept of an attempt that twenty others followed, as nobody is 
 });
 
 t.test('a success ends a row of failures', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { webhookId, due } = await oneDue(store, effects);
+  const { store, effects, webhookId, due } = await oneDue(t);
   await store.writer.write(
     'outbox.settle',
     settlementOf(due, effects.now(), { kind: 'retry', atMs: effects.now() }),
@@ -181,9 +173,7 @@ t.test('of two attempts, the one that ended last counts, in whichever order they
     ['failed', 'succeeded'],
     ['failed', 'failed'],
   ] as const) {
-    const effects = fakeEffects();
-    const store = testStore(t, effects);
-    const { webhookId, due } = await oneDue(store, effects);
+    const { store, effects, webhookId, due } = await oneDue(t);
     const settle = (end: 'succeeded' | 'failed', atMs: number) =>
       store.writer.write('outbox.settle', settlementOf(due, atMs, next[end]));
     const firstMs = effects.now();
@@ -218,9 +208,7 @@ t.test('of two attempts, the one that ended last counts, in whichever order they
 });
 
 t.test('a success between two failures, settled last, still ends the row of the first', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { webhookId, due } = await oneDue(store, effects);
+  const { store, effects, webhookId, due } = await oneDue(t);
   const firstMs = effects.now();
   effects.advance(20_000);
   for (const [atMs, kind] of [
@@ -235,9 +223,7 @@ t.test('a success between two failures, settled last, still ends the row of the 
 });
 
 t.test('a failed attempt does not replace the reason of a webhook that is disabled already', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { webhookId, due } = await oneDue(store, effects);
+  const { store, effects, webhookId, due } = await oneDue(t);
   await store.writer.write('webhooks.update', { id: webhookId, status: 'disabled', disableReason: 'tired' });
   const failed = {
     ...settlementOf(due, effects.now(), { kind: 'exhausted' }),
@@ -250,9 +236,7 @@ t.test('a failed attempt does not replace the reason of a webhook that is disabl
 });
 
 t.test('an attempt of a delivery that was pruned meanwhile is not recorded', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { due } = await oneDue(store, effects);
+  const { store, effects, due } = await oneDue(t);
   store.execute('DELETE FROM deliveries');
   const before = store.dump();
   for (const next of [{ kind: 'delivered' }, { kind: 'exhausted' }] as const) {
@@ -435,13 +419,12 @@ t.test(
   },
 );
 
-/** A webhook with one delivery, which is due. */
+/** A store with one delivery, which is due, of one webhook. */
 async function oneDue(
-  store: TestStore,
-  effects: FakeEffects,
-): Promise<{ webhookId: WebhookId; due: DueDelivery }> {
-  const webhookId = await newKeysWebhook(store);
+  t: Test,
+): Promise<{ store: TestStore; effects: FakeEffects; webhookId: WebhookId; due: DueDelivery }> {
+  const { store, effects, id: webhookId } = await storeWithWebhook(t);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
   const [due = none()] = dueOf(store, webhookId, effects.now(), 1);
-  return { webhookId, due };
+  return { store, effects, webhookId, due };
 }
