@@ -19,10 +19,9 @@ export const DEPLOYMENT_MARKER = 'DEPLOY_ID';
 export function terminationDisposition(identity: ProcessIdentity): TerminationDisposition {
   if (!isAlive(identity)) return 'gone';
   const status = readProc(`/proc/${identity.processId}/status`) ?? '';
-  const isIn = (mask: string) => holdsSignal(status, mask, SIGTERM_NUMBER);
-  if (isIn('SigIgn')) return 'ignored';
+  if (holdsSigterm(status, 'SigIgn')) return 'ignored';
   // A process that blocks it may accept it by sigwait(3) or signalfd(2), as tini does.
-  return isIn('SigCgt') || isIn('SigBlk') ? 'caught' : 'default';
+  return holdsSigterm(status, 'SigCgt') || holdsSigterm(status, 'SigBlk') ? 'caught' : 'default';
 }
 
 /** The processes that were started with the marker of one of these deployments: one pass over /proc. */
@@ -40,12 +39,10 @@ export async function findMarked(
   return found;
 }
 
-const SIGTERM_NUMBER = 15;
-
-/** A mask such as `SigIgn:\t0000000000001000`, proc_pid_status(5). */
-function holdsSignal(status: string, mask: string, signalNumber: number): boolean {
+/** Whether SIGTERM, which is 15, is in a mask such as `SigIgn:\t0000000000004000`, proc_pid_status(5). */
+function holdsSigterm(status: string, mask: string): boolean {
   const digits = new RegExp(`^${mask}:\\s*([0-9a-f]+)$`, 'm').exec(status)?.[1] ?? '0';
-  return (BigInt(`0x${digits}`) & (1n << BigInt(signalNumber - 1))) !== 0n;
+  return (BigInt(`0x${digits}`) & (1n << 14n)) !== 0n;
 }
 
 /** Reading a process takes 12 to 26 µs: so many in one turn of the event loop keep it short. */
