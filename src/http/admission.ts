@@ -10,6 +10,8 @@ import type { Connection, ConnectionPlaces } from './connection-places.ts';
 export interface Admission {
   /** Throws `unavailable` if there is no place for this connection, or if there are too many pipelined requests. */
   admit(request: Request): void;
+  /** The request has a valid key: its connection is no stranger's. */
+  welcome(request: Request): void;
   /** Closes the connection after this response, unless a further request has come; those that still come are ignored. */
   closeAfter(request: Request): void;
   /** The response to the latest request of a connection, until both are complete. */
@@ -79,7 +81,7 @@ export function createAdmission(
       refuseTinyPieces(request); // 400 instead of reading it; also while it waits
     });
   }
-  return { admit, closeAfter, latestResponse: (socket) => underWay.get(socket)?.latestResponse };
+  return { admit, welcome, closeAfter, latestResponse: (socket) => underWay.get(socket)?.latestResponse };
 
   /** Counts the request, and returns what is under way on its connection. Undefined: ignore it. */
   function count(request: IncomingMessage, response: ServerResponse): UnderWay | undefined {
@@ -168,6 +170,10 @@ export function createAdmission(
       refuse(res, 'there are too many connections: try again');
     }
     if (refused.has(req)) refuse(res, 'too many requests at once on this connection: wait for their answers');
+  }
+
+  function welcome({ raw: { req } }: Request): void {
+    underWay.get(req.socket)?.connection.welcome();
   }
 
   function closeAfter({ raw: { req, res } }: Request): void {

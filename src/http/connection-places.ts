@@ -15,6 +15,8 @@ export interface ConnectionPlaces {
 export interface Connection {
   /** A request has come, the latest one. */
   begin(request: IncomingMessage): void;
+  /** One of its requests had a valid key: its client is no stranger. */
+  welcome(): void;
   /** All its requests have been answered, and the answers taken. */
   rest(): void;
   /** False, from then on at every call: every place was taken by a connection with a request under way. */
@@ -42,6 +44,8 @@ export function placesFor(openFiles: number): number {
 
 /** For so long, the rest of a body may be on its way. */
 const BODY_MS = 1_000;
+/** For so long, strangers may take their answers, all of which are small, whatever they send meanwhile. */
+const STRANGER_MS = 1_000;
 /** The kernel takes an answer in steps of up to 0.9 MB, for which a client that reads steadily may need seconds. */
 const TAKEN_MS = 10_000;
 
@@ -49,7 +53,7 @@ const TAKEN_MS = 10_000;
 const LOOK_AGAIN_MS = 100;
 
 interface OpenConnection extends Connection {
-  /** Whether it has a place, and the body of its latest request does not end, or nothing more of an answer is taken. */
+  /** Whether it has a place, and the body of its latest request does not end, or an answer is not taken. */
   mayGiveWay(nowMs: number): boolean;
   close(): void;
 }
@@ -57,10 +61,11 @@ interface OpenConnection extends Connection {
 /**
  * Shares `places` among the connections of `listener`: clients that are idle, silent or stuck keep nobody out. A
  * connection gets its place with its first request. If all are taken, the one that has been idle for the longest time
- * since its last answer is closed, as nginx does with its reusable connections; if none is idle, the one with the oldest
- * request of those that wait for their clients, be it that a body has not ended within `BODY_MS`, or that nothing of an
- * answer was taken for `TAKEN_MS`. Those without a place, because they have not sent the head of a request yet, nor
- * ended their TLS handshake, or are refused, keep none from others: if there are too many, the oldest of them is closed.
+ * since its last answer is closed, as nginx does with its reusable connections; if none is idle, the one with the
+ * oldest request of those that wait for their clients, be it that a body has not ended within `BODY_MS`, nor a stranger
+ * taken its answers within `STRANGER_MS`, or that nothing of an answer was taken for `TAKEN_MS`. Those without a place,
+ * because they have not sent the head of a request yet, nor ended their TLS handshake, or are refused, keep none from
+ * others: if there are too many, the oldest of them is closed.
  */
 export function createConnectionPlaces(
   listener: Listener,
@@ -101,15 +106,22 @@ export function createConnectionPlaces(
     let isOpen = true;
     let hasPlace = false;
     let isRefused = false;
+    let isStranger = true;
     let latest: IncomingMessage | undefined;
     let latestAtMs = 0;
+    let underWaySinceMs = 0;
     let takenAtLook: number | undefined;
     let takenSinceMs = 0;
     const connection: OpenConnection = {
       begin(request) {
         latest = request;
         latestAtMs = effects.monotonicMs();
-        if (list !== underWay && !isRefused && isOpen) moveTo(underWay);
+        if (list === underWay || isRefused || !isOpen) return;
+        underWaySinceMs = latestAtMs;
+        moveTo(underWay);
+      },
+      welcome() {
+        isStranger = false;
       },
       rest() {
         latest = undefined;
@@ -128,7 +140,9 @@ export function createConnectionPlaces(
       mayGiveWay(nowMs) {
         if (!hasPlace || latest === undefined) return false;
         if (!latest.complete) return nowMs - latestAtMs >= BODY_MS;
-        const bytes = latest.socket.writableLength === 0 ? undefined : takenBytes(socket);
+        const isSending = latest.socket.writableLength > 0;
+        if (isSending && isStranger) return nowMs - underWaySinceMs >= STRANGER_MS;
+        const bytes = isSending ? takenBytes(socket) : undefined;
         if (bytes !== undefined && bytes === takenAtLook) return nowMs - takenSinceMs >= TAKEN_MS;
         takenAtLook = bytes;
         takenSinceMs = nowMs;

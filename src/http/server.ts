@@ -155,6 +155,7 @@ function addSteps(
   });
   // Then `authentication`: 401.
   server.ext('onCredentials', (request, h) => {
+    admission.welcome(request);
     applyRateDecision(rateLimiter.take(callerOf(request).keyId), request); // 429
     return h.continue;
   });

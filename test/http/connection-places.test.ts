@@ -22,11 +22,12 @@ import {
   rawRequest,
   startHttp,
 } from '../helpers/http.ts';
+import type { TestStore } from '../helpers/store.ts';
 
 /** More than the kernel buffers for a client that reads nothing. */
 const LARGE_BYTES = 32 * 1024 * 1024;
 
-/** GET and POST /open, and GET /large, answer at once. */
+/** GET and POST /open, GET /large, and with a key GET /large-for-keys answer at once. */
 const open: Plugin<void> = {
   name: 'open',
   register(server) {
@@ -43,6 +44,7 @@ const open: Plugin<void> = {
       options: { auth: false },
       handler: () => 'x'.repeat(LARGE_BYTES),
     });
+    server.route({ method: 'GET', path: '/large-for-keys', handler: () => 'x'.repeat(LARGE_BYTES) });
   },
 };
 
@@ -50,6 +52,16 @@ const GET = 'GET /open HTTP/1.1\r\nHost: d\r\n\r\n';
 /** With its body still to come: `10`. */
 const POST =
   'POST /open HTTP/1.1\r\nHost: d\r\nContent-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n';
+
+const GET_LARGE = GET.replace('/open', '/large');
+
+async function getLargeWithKey(store: TestStore): Promise<string> {
+  const { secret } = await store.key();
+  return GET_LARGE.replace('/large', '/large-for-keys').replace(
+    '\r\n\r\n',
+    `\r\nAuthorization: Bearer ${secret}\r\n\r\n`,
+  );
+}
 
 /** The same request, after which the connection is closed. */
 const closing = (request: string) => request.replace('\r\n\r\n', '\r\nConnection: close\r\n\r\n');
@@ -131,10 +143,11 @@ t.test(
   'an answer of which nothing is taken gives way to others, but not one that is being read',
   async (t) => {
     const effects = fakeEffects();
-    const { port } = await startHttp(t, { effects, resources: () => [open], maxConnections: 2 });
+    const { port, store } = await startHttp(t, { effects, resources: () => [open], maxConnections: 2 });
     const [read, unread] = [await connectRaw(port), await connectRaw(port)];
+    const request = closing(await getLargeWithKey(store));
     for (const { send, received, socket } of [read, unread]) {
-      send(closing(GET.replace('/open', '/large')));
+      send(request);
       await received('HTTP/1.1 200');
       socket.pause();
     }
@@ -154,6 +167,30 @@ t.test(
     );
     t.ok((all ?? '').length > LARGE_BYTES);
     t.ok((part ?? '').length < LARGE_BYTES);
+  },
+);
+
+t.test(
+  'an answer to a stranger gives way after a second, whatever the stranger takes of it or sends behind it',
+  async (t) => {
+    const effects = fakeEffects();
+    const { port, server } = await startHttp(t, { effects, resources: () => [open], maxConnections: 1 });
+    const stranger = await connectRaw(port);
+    stranger.send(GET_LARGE);
+    await stranger.received('HTTP/1.1 200');
+    stranger.socket.pause();
+    effects.advance(999);
+    t.equal(await statusOn(await connectRaw(port)), 503);
+    stranger.socket.resume();
+    await until(() => stranger.socket.bytesRead > LARGE_BYTES / 2);
+    stranger.socket.pause();
+    const began = once(server.listener, 'request');
+    stranger.send(closing(GET));
+    await began;
+    effects.advance(100);
+    t.equal(await statusOn(await connectRaw(port)), 200);
+    stranger.socket.resume();
+    t.ok((await stranger.closed).length < LARGE_BYTES);
   },
 );
 
@@ -243,7 +280,7 @@ t.test('a refused connection gets no place any more, and gives way whatever else
 t.test('a stop lets clients take the answers that davit has given before', async (t) => {
   const { port, server } = await startHttp(t, { resources: () => [open] });
   const slow = await connectRaw(port);
-  slow.send(GET.replace('/open', '/large'));
+  slow.send(GET_LARGE);
   await slow.received('HTTP/1.1 200');
   slow.socket.pause();
   const idle = await connectRaw(port);
@@ -315,11 +352,11 @@ t.test('over TLS, clients that never say hello keep nobody out, and idle ones gi
 
 t.test('over TLS, slow clients give way', async (t) => {
   const effects = fakeEffects();
-  const { connectTls } = await startWithTls(t, { effects });
+  const { connectTls, store } = await startWithTls(t, { effects });
   const [sending, reading] = [await connectTls(), await connectTls()];
   sending.send(POST);
   await sending.received('100 Continue');
-  reading.send(GET.replace('/open', '/large'));
+  reading.send(await getLargeWithKey(store));
   await reading.received('HTTP/1.1 200');
   reading.socket.pause();
   const statusAfter = async (ms: number) => {
