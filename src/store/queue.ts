@@ -46,7 +46,6 @@ export interface ClaimedDeployment {
 }
 
 interface ClaimRow extends Omit<ClaimedDeployment, 'command' | 'variables' | 'previous_ref'> {
-  seq: number;
   command: string;
 }
 
@@ -85,7 +84,7 @@ export function queueWrites(
     INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_by_key_id, redeploy_of,
                              created_at, report_due_at)
     VALUES (:id, :projectId, :ref, 'queued', :reported, :trigger, :keyId, :redeployOf, :createdAt, :reportDueAt)`);
-  const keyName = database.prepare<[string], string>('SELECT name FROM keys WHERE id = +?').pluck();
+  const keyName = database.prepare<[KeyId | null], string>('SELECT name FROM keys WHERE id = +?').pluck();
   const queued = database
     .prepare<[string], DeploymentId>(
       `SELECT id FROM deployments WHERE project_id = +? AND status = 'queued' AND reported = 0 ORDER BY seq`,
@@ -96,7 +95,7 @@ export function queueWrites(
 
   // The oldest deployment of the project whose turn it is, among those that have none running.
   const nextQueued = database.prepare<[], ClaimRow>(`
-    SELECT d.seq, d.id, d.ref, d.project_id, p.name AS project_name, p.command, p.directory, p.timeout_ms, p.idle_timeout_ms
+    SELECT d.id, d.ref, d.project_id, p.name AS project_name, p.command, p.directory, p.timeout_ms, p.idle_timeout_ms
       FROM projects p INDEXED BY projects_waiting
       JOIN deployments d
         ON d.seq = (SELECT min(q.seq) FROM deployments q
@@ -112,9 +111,9 @@ export function queueWrites(
     UPDATE projects INDEXED BY projects_waiting SET last_started_at = :at
      WHERE queued_count > 0 AND status = 'active' AND last_started_at > +:at`);
   const previousRef = database
-    .prepare<{ projectId: ProjectId; seq: number }, Ref>(`
+    .prepare<[ProjectId], Ref>(`
       SELECT ref FROM deployments
-       WHERE project_id = +:projectId AND seq < +:seq AND status = 'succeeded'
+       WHERE project_id = +? AND status = 'succeeded'
        ORDER BY seq DESC LIMIT 1`)
     .pluck();
   const setProcess = database.prepare(`
@@ -176,12 +175,12 @@ export function queueWrites(
       const next = nextQueued.get();
       if (next === undefined) return null;
       transitions.start(next, at);
-      const { seq, command, ...claimed } = next;
+      const { command, ...claimed } = next;
       return {
         ...claimed,
         command: JSON.parse(command) as ClaimedDeployment['command'],
         variables: projects.variables(next.project_id),
-        previous_ref: previousRef.get({ projectId: next.project_id, seq }) ?? null,
+        previous_ref: previousRef.get(next.project_id) ?? null,
       };
     },
 
@@ -237,7 +236,7 @@ export function queueWrites(
         reported,
         trigger,
         created_by_key_id: keyId,
-        created_by_name: keyId === null ? null : (keyName.get(keyId) ?? null),
+        created_by_name: keyName.get(keyId) ?? null,
         redeploy_of: redeployOf,
         superseded_by: null,
         created_at: createdAt,
