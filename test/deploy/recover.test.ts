@@ -100,6 +100,14 @@ t.test('so is one that has come to the starting service, which has the same memo
   t.notOk(hasMemory(command), 'it cannot go on');
 });
 
+t.test('but not one of another database', async (t) => {
+  const { store } = await crashed(t);
+  const { service, command } = await startingService(t, temporaryDirectory(t));
+  await kill(service);
+  await recoverIn(temporaryDirectory(t), store, { sharedMemoryPath: sharedMemoryPath(store.path) });
+  t.ok(hasMemory(command));
+});
+
 t.test('a lack of open files while it is looked for is waited out', async (t) => {
   const { store } = await crashed(t);
   const directory = temporaryDirectory(t);
