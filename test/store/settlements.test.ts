@@ -26,6 +26,14 @@ t.test('a retry is due at its time and not before', async (t) => {
   });
 });
 
+t.test('each attempt is announced, as a replay that waited for its receiver may go on', async (t) => {
+  const { store, effects, due } = await oneDue(t);
+  const heard: string[][] = [];
+  store.writer.onCommit((changes) => heard.push([...changes]));
+  await store.writer.write('outbox.settle', settlementOf(due, effects.now(), { kind: 'delivered' }));
+  t.strictSame(heard, [['settled']]);
+});
+
 t.test('a webhook that has only failed for five days is disabled and says why', async (t) => {
   const { store, effects, webhookId, failOnce } = await failing(t);
   for (let failures = 0; failures < 2; failures++) {
