@@ -210,8 +210,9 @@ t.test('trees that are stopped together share one reading of /proc', async (t) =
   await Promise.all(trees.map((tree) => stopTree(tree, { graceMs: () => 10_000, effects })));
   const reads = readCalls() - readsBefore;
   t.notOk(trees.some(({ leader }) => isAlive(leader)));
-  // Each for itself makes three passes, in which it reads a file of each process.
-  t.ok(reads < trees.length * processes, `${reads} reads for ${processes} processes`);
+  // Each for itself makes four passes, in which it reads a file of each process. Where there are few others, as in a
+  // container, what each reads of its own tree comes to one more.
+  t.ok(reads < 2 * trees.length * processes, `${reads} reads for ${processes} processes`);
 });
 
 /** How often this process has called read(2) and the like. */
