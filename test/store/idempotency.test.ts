@@ -56,6 +56,16 @@ t.test('a repeated request is replayed even if the state would forbid it by now'
   t.strictSame(await store.writer.write('answer', request), { ...first, replayed: true });
 });
 
+t.test('without an idempotency key nothing is remembered, and each request is performed', async (t) => {
+  const store = testStore(t);
+  const request: AnswerRequest = { ...(await deploymentRequest(store, 'one')), memory: null };
+  for (const deployments of [1, 2]) {
+    t.match(await store.writer.write('answer', request), { statusCode: 201, replayed: false });
+    t.equal(store.query('SELECT * FROM deployments').length, deployments);
+  }
+  t.strictSame(store.query('SELECT * FROM idempotency_keys'), []);
+});
+
 t.test('idempotency keys are separate for each API key, and from each other', async (t) => {
   const store = testStore(t);
   const one = await deploymentRequest(store, 'same');
