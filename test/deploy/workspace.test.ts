@@ -21,6 +21,7 @@ import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { pino } from 'pino';
 import t from 'tap';
+import { parentProblem } from '../../src/deploy/workspace.ts';
 import { newId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { testWorkspaces, until } from '../helpers/commands.ts';
@@ -420,6 +421,13 @@ t.test('no file is left if the directory cannot be created', ifNobodyComesThere,
     chmodSync(parent, 0o700);
     beRoot();
   }
+});
+
+t.test('trying whether anything can be created leaves nothing', async (t) => {
+  const parent = temporaryDirectory(t);
+  t.equal(parentProblem(parent), undefined);
+  t.strictSame(readdirSync(parent), []);
+  t.match(parentProblem(join(parent, 'missing')), { message: /ENOENT/, mayPass: false });
 });
 
 t.test('if nothing can be created, the error is that of the system', (t) => {
