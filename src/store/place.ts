@@ -18,6 +18,11 @@ export const MOVED =
   'the database, or its -wal or -shm, was moved, removed or replaced, or is out of reach: nothing is written until it ' +
   'is back in its place, or, if only the -wal or -shm is gone, davit was restarted';
 
+/** Why nothing is written once the -wal is shorter than what is in use of it, see `watchWal`. */
+export const CUT_SHORT =
+  'the -wal was cut short, and the latest writes with it: nothing is written until davit was restarted, which goes on ' +
+  'with what is left';
+
 /**
  * Which file a path led to when it was opened; undefined numbers: none. A plain value, which may be posted to a thread.
  */

@@ -11,7 +11,8 @@ import {
   sqliteCode,
 } from './database.ts';
 import { type InputOf, makeOperations, type OperationName, type OutputOf } from './operations.ts';
-import { MOVED, watchPlace } from './place.ts';
+import { CUT_SHORT, MOVED, watchPlace } from './place.ts';
+import { watchWal } from './wal.ts';
 import type { WriterMetrics } from './writer-metrics.ts';
 
 export type CommitListener = (changes: ReadonlySet<Change>) => void;
@@ -135,6 +136,7 @@ export function createGroupCommit(
   const dataVersion = database.prepare<[], number>('PRAGMA data_version').pluck();
   let seenVersion = dataVersion.get();
   const isInPlace = watchPlace(database.name, effects);
+  const wal = watchWal(database);
   const statements = {
     begin: database.prepare('BEGIN IMMEDIATE'),
     commit: database.prepare('COMMIT'),
@@ -226,10 +228,10 @@ export function createGroupCommit(
   function runInOneTransaction(group: QueuedWrite[]): WriteResult[] {
     const startedAtMs = effects.monotonicMs();
     try {
-      beginWithRetries(statements.begin, effects, wasBusy ? STILL_BUSY_TIMEOUT_MS : BUSY_TIMEOUT_MS);
+      begin(wasBusy ? STILL_BUSY_TIMEOUT_MS : BUSY_TIMEOUT_MS);
       wasBusy = false;
       const results = runWithoutSavepoints(group) ?? runWithSavepoints(group);
-      if (!isInPlace()) throw new AppError('unavailable', MOVED, { retryAfterSeconds: 5 });
+      if (!isInPlace() || !wal.isWhole()) refuse();
       statements.commit.run();
       metrics?.committed(group.length, effects.monotonicMs() - startedAtMs);
       return results;
@@ -239,10 +241,24 @@ export function createGroupCommit(
       changes.clear();
       if (database.inTransaction) statements.rollback.run();
       if (lacksRoom(error) && isInPlace()) startWalOver();
-      if (isFailureOfDisk(error) && isInPlace()) overwriteFailedCommit();
+      if (isFailureOfDisk(error) && isInPlace() && wal.isWhole()) overwriteFailedCommit();
       const cause = failure(storageProblem(error));
       return group.map(() => cause);
     }
+  }
+
+  /** Begins again if another process has emptied the WAL meanwhile, as a checkpoint that this waited for may do. */
+  function begin(timeoutMs: number): void {
+    for (;;) {
+      if (!wal.note()) refuse();
+      beginWithRetries(statements.begin, effects, timeoutMs);
+      if (wal.isWhole()) return;
+      statements.rollback.run();
+    }
+  }
+
+  function refuse(): never {
+    throw new AppError('unavailable', isInPlace() ? CUT_SHORT : MOVED, { retryAfterSeconds: 5 });
   }
 
   /**
@@ -282,7 +298,7 @@ export function createGroupCommit(
       if (!result.ok && totalChanges.get() !== changesBefore) {
         statements.rollback.run();
         changes.clear();
-        beginWithRetries(statements.begin, effects, BUSY_TIMEOUT_MS);
+        begin(BUSY_TIMEOUT_MS);
         return undefined;
       }
       results.push(result);

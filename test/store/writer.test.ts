@@ -5,6 +5,7 @@ import {
   renameSync,
   statSync,
   symlinkSync,
+  truncateSync,
   writeFileSync,
 } from 'node:fs';
 import { dirname, join } from 'node:path';
@@ -265,6 +266,72 @@ for (const suffix of ['', '-wal', '-shm']) {
     t.match(await store.writer.write('deployments.create', newDeployment(projectId)), { status: 'queued' });
   });
 }
+
+t.test('a WAL that was cut short takes no writes, and a clean stop leaves what the file has', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  const earlier = createWriter(openForWriting(path, realEffects), realEffects);
+  await earlier.write('projects.create', { ...PROJECT, name: 'kept' });
+  await earlier.close();
+  const writer = createWriter(openForWriting(path, realEffects), realEffects);
+  await writer.write('projects.create', { ...PROJECT, name: 'lost' });
+
+  truncateSync(`${path}-wal`, 0);
+  const refusal = { code: 'unavailable', message: /-wal was cut short/, retryAfterSeconds: 5 };
+  for (let times = 0; times < 2; times++) {
+    await t.rejects(writer.write('projects.create', { ...PROJECT, name: 'refused' }), refusal);
+  }
+  t.equal(walBytesOf(path), 0, 'a write behind what was cut off would leave a gap for a checkpoint to copy');
+  await writer.close();
+
+  const found = openForReading(path);
+  t.teardown(() => found.close());
+  t.strictSame(found.prepare('SELECT name FROM projects').pluck().all(), ['kept']);
+});
+
+t.test('a WAL that another process has copied and emptied is not one that was cut short', async (t) => {
+  const store = testStore(t, realEffects);
+  await store.project({ name: 'one' });
+  const other = openForWriting(store.path, realEffects);
+  t.teardown(() => other.close());
+  other.pragma('wal_checkpoint(TRUNCATE)');
+  t.equal(walBytesOf(store.path), 0);
+  await store.project({ name: 'two' });
+  t.strictSame(store.query('SELECT name FROM projects'), [{ name: 'one' }, { name: 'two' }]);
+});
+
+t.test(
+  'a WAL that another process empties while a write waits for it is not one that was cut short',
+  async (t) => {
+    const path = join(temporaryDirectory(t), 'davit.db');
+    const other = openForWriting(path, realEffects);
+    t.teardown(() => other.close());
+    const block = () => {
+      if (!other.inTransaction) return;
+      other.exec('COMMIT');
+      other.pragma('wal_checkpoint(TRUNCATE)');
+    };
+    const effects = { ...realEffects, block };
+    const writer = createWriter(openForWriting(path, effects), effects);
+    t.teardown(() => writer.close());
+    await writer.write('projects.create', PROJECT);
+    other.exec('BEGIN IMMEDIATE; UPDATE instance SET probes = probes + 1');
+    t.match(await writer.write('projects.create', PROJECT), { status: 'active' });
+    t.notOk(other.inTransaction);
+  },
+);
+
+t.test('a WAL of smaller pages than those of davit is not one that was cut short', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  openForWriting(path, realEffects).close();
+  const shell = new Sqlite(path);
+  shell.exec('PRAGMA journal_mode = DELETE; PRAGMA page_size = 512; VACUUM');
+  shell.close();
+  const writer = createWriter(openForWriting(path, realEffects), realEffects);
+  t.teardown(() => writer.close());
+  for (const name of ['one', 'two']) {
+    t.match(await writer.write('projects.create', { ...PROJECT, name }), { status: 'active' });
+  }
+});
 
 t.test('nothing is written while the path of the file cannot be resolved', async (t) => {
   const effects = fakeEffects();
