@@ -97,8 +97,9 @@ export function damage(file: Unusable): DoctorFinding {
 }
 
 /**
- * For a file that could not be opened, as another process has it locked, or because of its disk: even to read, SQLite
- * has to create -wal and -shm. Adds a finding of the disk, if `ofPlace` has no problem of it. Throws any other error.
+ * For a file that could not be opened or read, as another process has it locked, or because of its disk: even to read,
+ * SQLite has to create -wal and -shm. Adds a finding of the disk, if `ofPlace` has no problem of it. Throws any other
+ * error.
  */
 export function findingsOfUnopened(
   { path }: Case,
@@ -115,6 +116,14 @@ export function findingsOfUnopened(
   }
   if (ofPlace.some((finding) => finding.check === 'disk' && isProblem(finding))) return ofPlace;
   if (!isFailureOfDisk(error)) throw error;
+  if (codeOf(error) === 'SQLITE_IOERR_SHORT_READ') {
+    const short = problem(
+      'integrity',
+      'the file or its -wal was cut short while a program had it open: what was cut off is lost',
+      'restart davit, which goes on with what is left, then see whether davit doctor finds it whole',
+    );
+    return [short, ...ofPlace];
+  }
   const disk = problem(
     'disk',
     `the file cannot be used (${messageOf(error)}, ${codeOf(error)})`,

@@ -124,6 +124,8 @@ async function examineContents(file: Case, dbPath: string, effects: Effects): Pr
       findings: [...ofPlace, ...doctor.findingsOfFile(file, examined, lookedUp, effects)],
       tables: examination.tableSizes(),
     };
+  } catch (error) {
+    return { ...NOTHING_READ, findings: doctor.findingsOfUnopened(file, error, ofPlace) };
   } finally {
     examined.close();
   }

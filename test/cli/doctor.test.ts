@@ -21,6 +21,7 @@ import { realEffects } from '../../src/effects.ts';
 import { SCHEMA_VERSION } from '../../src/store/database.ts';
 import { lockPath } from '../../src/store/lock.ts';
 import { startPartial } from '../../src/store/partial-file.ts';
+import { openStore } from '../../src/store/store.ts';
 import { busyWriter } from '../helpers/busy.ts';
 import { COMPILE_CACHE, MAIN, place } from '../helpers/cli.ts';
 import { change, findingOf, type Report, reportOf, withProject } from '../helpers/doctor.ts';
@@ -28,6 +29,7 @@ import { swapIndexes } from '../helpers/filled.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { serve } from '../helpers/served.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
+import { PROJECT } from '../helpers/store.ts';
 
 t.test('a healthy file gives exit code 0 and the size of every table', async (t) => {
   const { davit, dump } = await withProject(t);
@@ -187,6 +189,20 @@ t.test('a nearly full disk is a problem', ifMayMount, async (t) => {
   t.match(stdout, /^disk +problem +[\d.]+ MB are free on the disk of the file, which has [\d.]+ kB$/m);
   t.match(stdout, /^disk +make room: when it is full davit answers 503/m);
   t.match(stdout, /exit 1\n$/);
+});
+
+t.test('a -wal that was cut short while davit has it open is a problem', async (t) => {
+  const { davit, directory } = place(t);
+  const path = join(directory, 'davit.db');
+  await davit(['admin', 'project', 'create', '--name', 'kept']);
+  const store = openStore(path, realEffects);
+  t.teardown(store.close);
+  await store.writer.write('projects.create', PROJECT);
+  truncateSync(`${path}-wal`, 0);
+  const { exitCode, stdout } = await davit(['doctor']);
+  t.equal(exitCode, 1);
+  t.match(stdout, /^integrity +problem +the file or its -wal was cut short while a program had it open/m);
+  t.match(stdout, /^integrity +restart davit, which goes on with what is left/m);
 });
 
 t.test('a disk that refuses writes despite free space is a problem', async (t) => {
