@@ -1,6 +1,7 @@
 import { type MessagePort, parentPort } from 'node:worker_threads';
 import type { WebhookId } from '../domain.ts';
 import { delay, realEffects } from '../effects.ts';
+import { isStorageProblem } from '../errors.ts';
 import { watchLag } from '../event-loop.ts';
 import { createLogger } from '../logger.ts';
 import { POLL_OTHER_PROCESSES_EVERY_MS, startLoop } from '../loop.ts';
@@ -103,7 +104,7 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
   async function ping({ ping, pingId }: { ping: WebhookId; pingId: number }): Promise<void> {
     const result = await pinger.ping(ping).catch((error) => {
       logger.error({ err: error, webhook_id: ping }, 'a ping went wrong');
-      return null;
+      return isStorageProblem(error) ? 'unreadable' : null;
     });
     owner.postMessage({ pingId, result } satisfies FromDispatcherThread);
   }

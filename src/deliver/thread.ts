@@ -36,8 +36,8 @@ export type FromDispatcherThread =
   | 'moved'
   | 'stopped'
   | { quietMs: number }
-  /** Null: it failed because of a bug, which is logged. */
-  | { pingId: number; result: PingResult | null };
+  /** `unreadable`: the webhook could not be read from the disk; null: it failed because of a bug. Both are logged. */
+  | { pingId: number; result: PingResult | 'unreadable' | null };
 
 interface DispatcherThread {
   /** Starts sending. Resolves once it has started; rejects if it cannot. */
@@ -56,6 +56,7 @@ interface DispatcherThread {
 }
 
 const TERMINATE_MAX_MS = 500;
+const UNREADABLE = 'the database cannot be read at the moment: try again shortly';
 const MOVED_AT_START =
   'the database was moved or replaced while davit started: put it back in its place, and start davit again';
 
@@ -121,10 +122,18 @@ export function startDispatcherThread(onCrash: (error: unknown) => void, effects
     onCrash(error);
   }
 
-  function settlePing({ pingId, result }: { pingId: number; result: PingResult | null }): void {
+  function settlePing({
+    pingId,
+    result,
+  }: {
+    pingId: number;
+    result: PingResult | 'unreadable' | null;
+  }): void {
     const ping = pings.get(pingId);
     pings.delete(pingId);
-    if (result === null) ping?.reject(new Error('a ping went wrong inside the dispatcher thread'));
+    if (result === 'unreadable')
+      ping?.reject(new AppError('unavailable', UNREADABLE, { retryAfterSeconds: 5 }));
+    else if (result === null) ping?.reject(new Error('a ping went wrong inside the dispatcher thread'));
     else ping?.resolve(result);
   }
 }

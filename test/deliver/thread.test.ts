@@ -1,4 +1,4 @@
-import { copyFileSync, renameSync } from 'node:fs';
+import { copyFileSync, renameSync, truncateSync } from 'node:fs';
 import { join } from 'node:path';
 import { MessageChannel } from 'node:worker_threads';
 import t, { type Test } from 'tap';
@@ -53,6 +53,17 @@ t.test('a ping of an unknown webhook gives gone', async (t) => {
   t.strictSame(await dispatcher.ping('whk_0000000000000000000000' as never), { kind: 'gone' });
 });
 
+t.test('a ping of a webhook that cannot be read is refused as unavailable, not as a bug', async (t) => {
+  const { path, store, dispatcher } = await threads(t);
+  const { id } = await subscribe(store, 'http://127.0.0.1:9/');
+  truncateSync(`${path}-wal`, 0);
+  await t.rejects(dispatcher.ping(id), {
+    code: 'unavailable',
+    message: 'the database cannot be read at the moment: try again shortly',
+    retryAfterSeconds: 5,
+  });
+});
+
 t.test('the thread does not begin with another file than the writer has, nor without it', async (t) => {
   for (const isReplaced of [true, false]) {
     const errors: unknown[] = [];
@@ -96,7 +107,7 @@ async function threads(t: Test, schedule = DEFAULT_SCHEDULE) {
     files: identifyFiles(path),
     port: door.port2,
   });
-  return { store, dispatcher };
+  return { path, store, dispatcher };
 }
 
 async function subscribe(store: Store, url: string): Promise<WebhookWithSecret> {
