@@ -143,7 +143,10 @@ export function unusable(file: Unusable, name: string): AppError {
     case 'newer':
       return newer(name, file);
     case 'damaged':
-      return new AppError('conflict', `${name} is damaged (${file.problem}): 'davit doctor' tells more`);
+      return new AppError(
+        'conflict',
+        `${name} is damaged (${file.problem}): 'davit doctor --db ${name}' tells more`,
+      );
     default:
       return file satisfies never;
   }

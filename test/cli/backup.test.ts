@@ -182,7 +182,7 @@ t.test('a damaged database is not backed up, and the error says that it is damag
   );
   const { message, exitCode } = await refused(['backup', 'copy.db']);
   t.equal(exitCode, 1);
-  t.match(message, /davit\.db is damaged \(.+\): 'davit doctor' tells more/);
+  t.match(message, /davit\.db is damaged \(.+\): 'davit doctor --db \S*davit\.db' tells more/);
   t.strictSame(readdirSync(directory), ['davit.db']);
 });
 

@@ -202,7 +202,11 @@ t.test('a missing, damaged, newer or foreign file is not restored', async (t) =>
       (path) => changeFile(path, 'PRAGMA application_id = 1'),
       /foreign\.db is not a davit file/,
     ],
-    ['truncated.db', (path) => truncateSync(path, 8 * 4096), /truncated\.db is damaged \(.*\)/],
+    [
+      'truncated.db',
+      (path) => truncateSync(path, 8 * 4096),
+      /truncated\.db is damaged \(.*\): 'davit doctor --db \S*truncated\.db' tells more/,
+    ],
     [
       'reference.db',
       (path) => changeFile(path, 'PRAGMA foreign_keys = OFF; DELETE FROM projects'),
