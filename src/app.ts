@@ -37,12 +37,12 @@ import { startStoreThread } from './store/store.ts';
 import { walBytesOf } from './store/wal.ts';
 import { writerMetrics } from './store/writer-metrics.ts';
 import {
-  addressSpaceProblem,
   fileSizeProblem,
   lookupThreads,
   openFilesProblem,
   ownFilesProblem,
   processesProblem,
+  reservedMemoryProblem,
   spareFiles,
   startPool,
 } from './system-limits.ts';
@@ -102,7 +102,7 @@ export async function startService(
   onFatal: (error: unknown) => void,
   toldToStop: AbortSignal = new AbortController().signal,
 ): Promise<Service> {
-  const limitProblem = processesProblem() ?? ownFilesProblem(config.maxConcurrent) ?? addressSpaceProblem();
+  const limitProblem = processesProblem() ?? ownFilesProblem(config.maxConcurrent) ?? reservedMemoryProblem();
   if (limitProblem !== undefined) throw new AppError('conflict', limitProblem);
   const lookupsMax = lookupThreads();
   await startPool();

@@ -47,17 +47,23 @@ function tooFewFiles(effect: string, maxConcurrent: number): string {
   return `only ${openFilesMax()} files may be open: ${effect}; allow ${needed} (ulimit -n, LimitNOFILE= of systemd)`;
 }
 
-/** V8 and the threads reserve far more than they use: 3.9 GB when idle, about 4.5 GB under load. */
-const ADDRESS_SPACE_NEEDED = 5_000_000_000;
+/**
+ * V8 and the threads reserve far more memory than they use: 3.9 GB when idle, about 4.5 GB under load. All but 1.1 GB of
+ * it count as data.
+ */
+const RESERVED = [
+  { limit: 'address space', of: 'address space', bytes: 5_000_000_000, setting: 'ulimit -v, LimitAS=' },
+  { limit: 'data size', of: 'data', bytes: 3_500_000_000, setting: 'ulimit -d, LimitDATA=' },
+];
 
-/** Says that V8 would abort davit for want of address space, and what to do; undefined: there is enough. */
-export function addressSpaceProblem(): string | undefined {
-  const bytes = limitOf('address space');
-  if (bytes >= ADDRESS_SPACE_NEEDED) return undefined;
+/** Says that V8 would abort davit for want of memory that it may reserve, and what to do; undefined: there is enough. */
+export function reservedMemoryProblem(): string | undefined {
+  const lacking = RESERVED.find(({ limit, bytes }) => limitOf(limit) < bytes);
+  if (lacking === undefined) return undefined;
+  const { limit, of, bytes, setting } = lacking;
   return (
-    `only ${bytes} bytes of address space are allowed, and davit reserves more, most of which it never uses: allow ` +
-    `${ADDRESS_SPACE_NEEDED} (ulimit -v, LimitAS= of systemd), and limit its memory otherwise (MemoryMax= of systemd, ` +
-    '--memory of a container)'
+    `only ${limitOf(limit)} bytes of ${of} are allowed, and davit reserves more, most of which it never uses: allow ` +
+    `${bytes} (${setting} of systemd), and limit its memory otherwise (MemoryMax= of systemd, --memory of a container)`
   );
 }
 

@@ -7,13 +7,13 @@ import t from 'tap';
 import { startService } from '../src/app.ts';
 import { realEffects } from '../src/effects.ts';
 import {
-  addressSpaceProblem,
   fileSizeProblem,
   lookupThreads,
   openFilesMax,
   openFilesProblem,
   poolThreads,
   processesProblem,
+  reservedMemoryProblem,
   spareFiles,
 } from '../src/system-limits.ts';
 import { COMPILE_CACHE, MAIN, place } from './helpers/cli.ts';
@@ -55,18 +55,27 @@ t.test(
 );
 
 t.test(
-  'davit does not start with so little address space that V8 would abort it',
+  'davit does not start with so little memory to reserve that V8 would abort it',
   ifHas('prlimit'),
   async (t) => {
     const { dbPath } = place(t);
-    const { status, stderr } = serveUnder('--as=3900000000', dbPath);
-    t.equal(status, 1);
-    t.match(
-      stderr,
-      /^error: only 3900000000 bytes of address space are allowed, .*: allow 5000000000 \(.*\n$/,
-    );
-    t.notOk(existsSync(dbPath));
-    t.equal(addressSpaceProblem(), undefined, 'normally there is no such limit');
+    const limits = [
+      [
+        '--as=3900000000',
+        /^error: only 3900000000 bytes of address space are allowed, .*: allow 5000000000 \(.*\n$/,
+      ],
+      [
+        '--data=2500000000',
+        /^error: only 2500000000 bytes of data are allowed, .*: allow 3500000000 \(.*\n$/,
+      ],
+    ] as const;
+    for (const [limit, message] of limits) {
+      const { status, stderr } = serveUnder(limit, dbPath);
+      t.equal(status, 1, limit);
+      t.match(stderr, message);
+      t.notOk(existsSync(dbPath));
+    }
+    t.equal(reservedMemoryProblem(), undefined, 'normally there is no such limit');
   },
 );
 
