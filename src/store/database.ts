@@ -27,8 +27,11 @@ export type Statement<Parameters extends unknown[] | object, Row = unknown> = Sq
 export const APPLICATION_ID = 1684108916;
 export const SCHEMA_VERSION = 3;
 
-/** The page cache of a read connection: a quarter of the default, as the kernel's page cache holds the same pages. */
-const READER_CACHE_KIB = 4_000;
+/**
+ * The page cache of a connection: a quarter of the default. The kernel's page cache holds the same pages, and SQLite looks
+ * through all of its own at each commit that has split a page of an index, most of a writer's: 127 µs for 16 MB.
+ */
+const PAGE_CACHE_KIB = 4_000;
 
 /** How long a writer waits for the transaction of another process, most often an admin command. */
 export const BUSY_TIMEOUT_MS = 5_000;
@@ -50,6 +53,7 @@ export function openForWriting(path: string, effects: Effects): Database {
     // Before switching to WAL, so that another program's file is left unchanged.
     prepareSchema(database, path, effects);
     database.pragma('journal_mode = WAL');
+    database.pragma(`cache_size = -${PAGE_CACHE_KIB}`);
     return database;
   } catch (error) {
     database.close();
@@ -78,7 +82,7 @@ export function isOlder(path: string): boolean {
 export function openForReading(path: string): Database {
   const database = connect(path, { readonly: true });
   database.pragma('query_only = ON');
-  database.pragma(`cache_size = -${READER_CACHE_KIB}`);
+  database.pragma(`cache_size = -${PAGE_CACHE_KIB}`);
   return database;
 }
 
