@@ -208,12 +208,15 @@ function event(type: string, summary: string): PathItem {
         },
       },
       responses: {
-        '2XX': { description: 'Delivered, if this comes within 10 seconds of the start of the attempt.' },
+        '2XX': {
+          description:
+            'Delivered, if this comes within 10 seconds of the start of the attempt, or the time that the service is set to.',
+        },
         ...(isPing ? {} : { '410': { description: 'The receiver is gone: davit disables the webhook.' } }),
         default: {
           description: isPing
             ? 'Not delivered, also if it is a redirect. The answer to the ping request says so, and it is not sent again.'
-            : 'Not delivered, also if it is a redirect. It is sent again with growing delays, for 24 hours.',
+            : 'Not delivered, also if it is a redirect. It is sent again with growing delays, for 24 hours, or the time that the service is set to.',
         },
       },
     },

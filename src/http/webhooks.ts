@@ -62,7 +62,7 @@ export function webhooks(
       return result.ok ? result.url : helpers.error('any.invalid', { reason: result.reason });
     })
     .description(
-      'Where to send events: a URL as the WHATWG standard defines it, with `https`, a public address, no user info and no fragment. The limit on its length applies to its percent-encoded form.',
+      'Where to send events: a URL as the WHATWG standard defines it, without user info and fragment; with `https` and a public address, unless the service is set to allow others. The limit on its length applies to its percent-encoded form.',
     )
     .meta({ jsonSchema: urlJsonSchema(rules) });
   const events = Joi.array()
@@ -98,7 +98,7 @@ export function webhooks(
           operationId: 'createWebhook',
           summary: 'Register a webhook',
           description:
-            'The webhook is sent the events of the projects that the key sees. Its address must be `https` and public.',
+            'The webhook is sent the events of the projects that the key sees. Its address must be `https` and public, unless the service is set to allow others.',
           responses: {
             201: { description: 'The webhook, with its secret.', resource: 'WebhookWithSecret' },
           },

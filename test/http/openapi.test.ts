@@ -238,6 +238,26 @@ t.test('the OpenAPI description', async (t) => {
     t.match(document.webhooks['ping']?.post?.responses['default'], { description: /is not sent again/ });
   });
 
+  t.test('does not take for fixed what options of serve change about deliveries', async (t) => {
+    for (const type of [...EVENT_TYPES, 'ping']) {
+      t.match(
+        document.webhooks[type]?.post?.responses['2XX'],
+        { description: /within 10 seconds .*, or the time that the service is set to/ },
+        `${type}: --webhook-timeout`,
+      );
+    }
+    t.match(
+      document.webhooks['deployment.failed']?.post?.responses['default'],
+      { description: /for 24 hours, or the time that the service is set to/ },
+      '--webhook-retry-window',
+    );
+    t.match(
+      document.paths['/v2/webhooks']?.post,
+      { description: /`https` and public, unless the service is set to allow others/ },
+      '--webhook-allow-http, --webhook-allow-cidr',
+    );
+  });
+
   t.test('is served as JSON without a key, and rejects unknown parameters', async (t) => {
     const response = await fetch(`${url}/v2/openapi.json`);
     t.equal(response.headers.get('content-type'), 'application/json; charset=utf-8');
