@@ -68,6 +68,8 @@ export function whyNotStarted(code: string, request: SpawnRequest): string {
       return `the command ${word} became another user, whose processes /proc hides from davit (hidepid), and was ended if davit may: let the group of davit see them (gid= of /proc)`;
     case 'ENOEXEC':
       return problemText({ kind: 'notAProgram', path: word });
+    case 'ETXTBSY':
+      return `the command ${word} is open for writing: deploy again once whoever writes it is done`;
     case 'ENOENT':
     case 'ENOTDIR':
     case 'EACCES':

@@ -61,6 +61,7 @@ t.test('a system error is put into words that name nothing secret', async (t) =>
     ['ENFILE', 'the system allows no more open files'],
     ['ENOMEM', 'there is not enough memory to start the command'],
     ['ENOEXEC', 'the command true is neither a program for this machine nor a script that begins with #!'],
+    ['ETXTBSY', 'the command true is open for writing: deploy again once whoever writes it is done'],
     ['EPERM', 'the command true could not be started: EPERM'],
     [
       'hidden in /proc',
