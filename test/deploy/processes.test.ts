@@ -1,7 +1,8 @@
+import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import t from 'tap';
 import { stopTree } from '../../src/deploy/process-tree.ts';
-import { findMarked, terminationDisposition } from '../../src/deploy/processes.ts';
+import { findMarked, terminationDisposition, visitProcesses } from '../../src/deploy/processes.ts';
 import { realEffects } from '../../src/effects.ts';
 import { fixture } from '../helpers/commands.ts';
 import { newDeploymentId, startProcess } from '../helpers/marked-processes.ts';
@@ -41,4 +42,17 @@ t.test('the deployment marker is found in a large environment', async (t) => {
     DEPLOY_ID: deploymentId,
   });
   t.strictSame((await findMarked(new Set([deploymentId]))).get(deploymentId), [identity]);
+});
+
+t.test('a pass also meets a process that was forked during it', async (t) => {
+  let forkedId: number | undefined;
+  const visitedIds = new Set<number>();
+  await visitProcesses(({ processId }) => {
+    visitedIds.add(processId);
+    if (processId !== 1) return; // the oldest is met last
+    const forked = spawn('sleep', ['1000']);
+    t.teardown(() => forked.kill('SIGKILL'));
+    forkedId = forked.pid;
+  });
+  t.ok(forkedId !== undefined && visitedIds.has(forkedId));
 });
