@@ -122,13 +122,7 @@ export function startDispatcherThread(onCrash: (error: unknown) => void, effects
     onCrash(error);
   }
 
-  function settlePing({
-    pingId,
-    result,
-  }: {
-    pingId: number;
-    result: PingResult | 'unreadable' | null;
-  }): void {
+  function settlePing({ pingId, result }: Extract<FromDispatcherThread, { pingId: number }>): void {
     const ping = pings.get(pingId);
     pings.delete(pingId);
     if (result === 'unreadable')

@@ -1,7 +1,7 @@
 import type { AttemptTrigger, WebhookId } from '../domain.ts';
 import { DAY_MS } from '../durations.ts';
 import type { WriteContext } from './context.ts';
-import { ATTEMPTS_MAX, BODIES_SHOWN_MAX } from './deliveries.ts';
+import { ATTEMPTS_MAX, BODIES_SHOWN_MAX, type StoredStatus } from './deliveries.ts';
 
 /** A webhook is disabled when all of its attempts have failed for this long. */
 export const DISABLE_AFTER_FAILING_MS = 5 * DAY_MS;
@@ -49,7 +49,7 @@ export interface Settlement {
  * `ATTEMPTS_MAX` attempts. `onNewerLadder`: the attempt failed, but while it was under way a redelivery, a replay or
  * enabling the webhook began a new ladder, which is due already. `gone`: the delivery was pruned meanwhile.
  */
-export type Settled = 'pending' | 'delivered' | 'exhausted' | 'onNewerLadder' | 'gone';
+export type Settled = StoredStatus | 'onNewerLadder' | 'gone';
 
 /** A failure that disabled the webhook, and why. */
 export interface SettledLast {
@@ -106,7 +106,7 @@ export function settlementWrites({ database, effects, changed }: WriteContext) {
      WHERE seq = +:seq AND ladder_started_at <= +:ladderStartedAtMs
        AND (SELECT enabled_at FROM webhooks WHERE id = deliveries.webhook_id) = +:enabledAtMs`);
   const statusOf = database
-    .prepare<[number], 'pending' | 'delivered' | 'exhausted'>('SELECT status FROM deliveries WHERE seq = +?')
+    .prepare<[number], StoredStatus>('SELECT status FROM deliveries WHERE seq = +?')
     .pluck();
   const counted = database.prepare('UPDATE deliveries SET attempt_count = attempt_count + 1 WHERE seq = +?');
   // Reads the number from the row that was updated: with RETURNING, SQLite creates a temporary table and copies each
