@@ -51,18 +51,10 @@ export const deliveries: Measure = {
       await davitTo(bench, DAVIT_TLS, secure),
       await sendingTo(bench, UNDICI, plain, { peer: 'undici' }),
       await sendingTo(bench, UNDICI_TLS, secure, { peer: 'undici' }),
-      'missing' in always
-        ? { name: ALWAYS, ...always }
-        : await sendingTo(bench, ALWAYS, plain, { peer: 'BullMQ', ...always }),
-      'missing' in everySecond
-        ? { name: EVERY_SECOND, ...everySecond }
-        : await sendingTo(bench, EVERY_SECOND, plain, { peer: 'BullMQ', ...everySecond }),
-      'missing' in postgres
-        ? { name: PG_BOSS, ...postgres }
-        : await sendingTo(bench, PG_BOSS, plain, { peer: 'pg-boss', ...postgres }),
-      'missing' in postgres
-        ? { name: GRAPHILE, ...postgres }
-        : await sendingTo(bench, GRAPHILE, plain, { peer: 'graphile-worker', ...postgres }),
+      await sendingTo(bench, ALWAYS, plain, { peer: 'BullMQ', ...always }),
+      await sendingTo(bench, EVERY_SECOND, plain, { peer: 'BullMQ', ...everySecond }),
+      await sendingTo(bench, PG_BOSS, plain, { peer: 'pg-boss', ...postgres }),
+      await sendingTo(bench, GRAPHILE, plain, { peer: 'graphile-worker', ...postgres }),
     ];
     const results = await alternate(bench, contenders, { rehearse: true });
     const perSecond = (name: string) => samplesOf(results, name, 'perSecond');
@@ -116,8 +108,9 @@ async function sendingTo(
   bench: Bench,
   name: string,
   receivers: Receivers,
-  sender: SenderKind,
-): Promise<Contender<'perSecond'>> {
+  sender: SenderKind | { missing: string },
+): Promise<Contender<'perSecond'> | Missing> {
+  if ('missing' in sender) return { name, missing: sender.missing };
   const child = childOf(bench, 'sender');
   const ask = (request: SenderRequest) => child.call<void>(request);
   const ca = receivers.tls ? { caPath: AUTHORITY_PATH } : {};
