@@ -4,7 +4,7 @@ import { type Database, inSnapshot } from './database.ts';
 import { DEPLOYMENT_COLUMNS, DEPLOYMENTS, type DeploymentRow } from './deployment-rows.ts';
 import type { Caller } from './keys.ts';
 import { type Found, type ListPage, pageOf, type Searching, SLICE_ROWS, search } from './list-page.ts';
-import { VISIBLE_PROJECT, viewer } from './projects.ts';
+import { VISIBLE_PROJECT, type Viewer, viewer } from './projects.ts';
 
 /** The filters of a list; null: no such filter. */
 export interface DeploymentFilter {
@@ -77,9 +77,7 @@ export function deploymentPages<Item>(
     )
     .pluck();
   const isVisible = database
-    .prepare<{ projectId: string; allProjects: number; keyId: string }, number>(
-      `SELECT ${VISIBLE_PROJECT(':projectId')}`,
-    )
+    .prepare<{ projectId: string } & Viewer, number>(`SELECT ${VISIBLE_PROJECT(':projectId')}`)
     .pluck();
 
   return async (
@@ -145,9 +143,7 @@ function mayExclude({ projectId, ...narrowing }: DeploymentFilter): boolean {
   return Object.values(narrowing).some((value) => value !== null);
 }
 
-interface ScanParameters extends Omit<DeploymentFilter, 'statuses'> {
-  allProjects: number;
-  keyId: string;
+interface ScanParameters extends Viewer, Omit<DeploymentFilter, 'statuses'> {
   /** As JSON, like `projectIds`. */
   statuses: string | null;
   projectIds: string | null;

@@ -5,7 +5,7 @@ import type { Database } from './database.ts';
 import { deploymentPages } from './deployment-pages.ts';
 import { DEPLOYMENT_COLUMNS, DEPLOYMENTS, type DeploymentRow, toDeployment } from './deployment-rows.ts';
 import type { Caller } from './keys.ts';
-import { VISIBLE_PROJECT, viewer } from './projects.ts';
+import { VISIBLE_PROJECT, type Viewer, viewer } from './projects.ts';
 
 /** A deployment that the executor has begun, perhaps in an earlier run of the service. */
 export interface RunningDeployment {
@@ -25,16 +25,13 @@ export function deploymentReads(database: Database) {
   const byId = database.prepare<[string], DeploymentRow>(
     `SELECT ${DEPLOYMENT_COLUMNS} FROM ${DEPLOYMENTS} WHERE d.id = +?`,
   );
-  const visible = database.prepare<{ id: string; allProjects: number; keyId: string }, DeploymentRow>(`
+  const visible = database.prepare<{ id: string } & Viewer, DeploymentRow>(`
     SELECT ${DEPLOYMENT_COLUMNS} FROM ${DEPLOYMENTS}
      WHERE d.id = +:id AND ${VISIBLE_PROJECT('d.project_id')}`);
   const progress = database.prepare<[string], DeploymentProgress>(
     'SELECT id, status, log_bytes FROM deployments WHERE id = +?',
   );
-  const visibleProgress = database.prepare<
-    { id: string; allProjects: number; keyId: string },
-    DeploymentProgress
-  >(`
+  const visibleProgress = database.prepare<{ id: string } & Viewer, DeploymentProgress>(`
     SELECT d.id, d.status, d.log_bytes FROM deployments d
      WHERE d.id = +:id AND ${VISIBLE_PROJECT('d.project_id')}`);
   const queuedBetween = database

@@ -56,18 +56,23 @@ interface SettingsRow extends ProjectRow {
   variable_names: string;
 }
 
-/** The condition that a key sees a project, for every read of HTTP. Its parameters are those of `viewer`. */
+/** The condition that a key sees a project, for every read of HTTP. Its parameters are a `Viewer`. */
 export const VISIBLE_PROJECT = (projectId: string) => `
   (:allProjects = 1 OR EXISTS (SELECT 1 FROM key_projects v WHERE v.key_id = +:keyId AND v.project_id = ${projectId}))`;
 
+export interface Viewer {
+  allProjects: number;
+  keyId: string;
+}
+
 /** The parameters of VISIBLE_PROJECT for a caller. */
-export function viewer(caller: Caller): { allProjects: number; keyId: string } {
+export function viewer(caller: Caller): Viewer {
   return { allProjects: caller.allProjects ? 1 : 0, keyId: caller.keyId };
 }
 
 /** Projects, as keys see them, and with their settings for the administrator. */
 export function projectReads(database: Database) {
-  const visible = database.prepare<{ id: string; allProjects: number; keyId: string }, ProjectRow>(`
+  const visible = database.prepare<{ id: string } & Viewer, ProjectRow>(`
     SELECT seq, id, name, created_at, status FROM projects
      WHERE id = +:id AND ${VISIBLE_PROJECT('id')}`);
   const pageOfAll = database.prepare<{ afterSeq: number; limit: number }, ProjectRow>(`
