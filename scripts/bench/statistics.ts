@@ -7,12 +7,14 @@ export interface Summary {
 
 /** Of at least one sample. */
 export function summarize(samples: readonly number[]): Summary {
-  const sorted = ascending(samples);
-  return { median: quantileOf(sorted, 0.5), min: sorted[0] ?? Number.NaN, max: sorted.at(-1) ?? Number.NaN };
+  return { median: median(samples), min: Math.min(...samples), max: Math.max(...samples) };
 }
 
+/** Of an even number of samples, the mean of the middle two. */
 export function median(samples: readonly number[]): number {
-  return quantileOf(ascending(samples), 0.5);
+  const sorted = samples.toSorted((a, b) => a - b);
+  const middle = (sorted.length - 1) / 2;
+  return ((sorted[Math.floor(middle)] ?? Number.NaN) + (sorted[Math.ceil(middle)] ?? Number.NaN)) / 2;
 }
 
 /** The nearest-rank percentile: the smallest sample that `percent` of all samples do not exceed. */
@@ -20,16 +22,4 @@ export function percentile(samples: ArrayLike<number>, percent: number): number 
   const sorted = Float64Array.from(samples).sort();
   const rank = Math.max(1, Math.ceil((percent / 100) * sorted.length));
   return sorted[rank - 1] ?? Number.NaN;
-}
-
-function ascending(samples: readonly number[]): number[] {
-  return samples.toSorted((a, b) => a - b);
-}
-
-/** Interpolates between neighbours, so that the median of an even number of samples is the mean of the middle two. */
-function quantileOf(sorted: readonly number[], fraction: number): number {
-  const position = (sorted.length - 1) * fraction;
-  const below = sorted[Math.floor(position)] ?? Number.NaN;
-  const above = sorted[Math.ceil(position)] ?? Number.NaN;
-  return below + (above - below) * (position - Math.floor(position));
 }
