@@ -53,13 +53,7 @@ export function startPartial(directory: string, nowMs: number): PartialFile {
     for (const abandoned of abandonedIn(directory, nowMs)) removeIfAllowed(join(directory, abandoned.name));
     closeSync(openSync(path, 'wx', 0o600));
   } catch (error) {
-    const code = codeOf(error);
-    const advice = ['ENOSPC', 'EDQUOT'].includes(code) ? 'make room in that one' : 'make that one writable';
-    throw new AppError(
-      'conflict',
-      `cannot write in ${directory} (${code}): choose another directory, or ${advice}`,
-      { cause: error },
-    );
+    throw new AppError('conflict', `cannot write in ${whatToDo(directory, codeOf(error))}`, { cause: error });
   }
   return {
     path,
@@ -70,6 +64,13 @@ export function startPartial(directory: string, nowMs: number): PartialFile {
     },
     discard: () => removePartial(path),
   };
+}
+
+function whatToDo(directory: string, code: string): string {
+  if (code === 'ENOENT')
+    return `${directory}, which is not there: choose another directory, or create that one`;
+  const advice = ['ENOSPC', 'EDQUOT'].includes(code) ? 'make room in that one' : 'make that one writable';
+  return `${directory} (${code}): choose another directory, or ${advice}`;
 }
 
 /** How much this user can write in the directory, see `writableBytes`; undefined: the file system does not tell. */

@@ -168,7 +168,7 @@ t.test('a backup without a valid source or target directory is refused and leave
   await davit(['admin', 'project', 'create', '--name', 'website']);
   t.match(await refused(['backup', 'nowhere/copy.db']), {
     exitCode: 1,
-    message: /cannot write in .*nowhere \(ENOENT\)/,
+    message: /cannot write in .*nowhere, which is not there: choose another directory, or create that one$/m,
   });
   t.strictSame(readdirSync(directory).sort(), ['davit.db', 'empty', 'foreign.db', 'notes.txt']);
 });
