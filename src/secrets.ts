@@ -33,6 +33,11 @@ export function newSigningSecret(random: RandomBytes): string {
   return `whsec_${Buffer.from(random(32)).toString('base64')}`;
 }
 
+/** Whether `text` has the form of a signing secret. */
+export function isSigningSecret(text: string): boolean {
+  return /^whsec_[0-9A-Za-z+/]{43}=$/.test(text);
+}
+
 /** Takes out API keys, signing secrets, and the user and password of URLs. */
 export function withoutSecrets(text: string): string {
   return text

@@ -1,5 +1,11 @@
 import t from 'tap';
-import { hashKeySecret, isKeySecret, newKeySecret, newSigningSecret } from '../src/secrets.ts';
+import {
+  hashKeySecret,
+  isKeySecret,
+  isSigningSecret,
+  newKeySecret,
+  newSigningSecret,
+} from '../src/secrets.ts';
 
 /** Computed by other programs: the keys that people have must be valid with every later davit, too. */
 const KNOWN = {
@@ -33,7 +39,11 @@ t.test('a checksum tells a mistyped key from a real one', async (t) => {
 });
 
 t.test('a signing secret is 32 random bytes, as Standard Webhooks writes them', async (t) => {
-  t.equal(newSigningSecret(counting), 'whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=');
+  const secret = 'whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=';
+  t.equal(newSigningSecret(counting), secret);
+  t.ok(isSigningSecret(secret));
+  for (const text of ['', `"${secret}"`, `${secret}\n`, secret.slice(6), secret.slice(0, -1), KNOWN.secret])
+    t.notOk(isSigningSecret(text), text);
 });
 
 /** 0, 1, 2 and so on. */

@@ -1,7 +1,8 @@
 import { type Command, InvalidArgumentError } from 'commander';
-import { TOLERANCE_SECONDS, verify } from '../deliver/sign.ts';
+import { NO_MATCH, TOLERANCE_SECONDS, type Verification, verify } from '../deliver/sign.ts';
 import { LONGEST_DURATION, parseDuration } from '../durations.ts';
 import { option } from '../options.ts';
+import { isSigningSecret } from '../secrets.ts';
 import { type CommandContext, explain, jsonOption, Refusal, requiredOption } from './command.ts';
 import { printJson } from './results.ts';
 
@@ -41,16 +42,18 @@ async function verifyInput(options: VerifyOptions, context: CommandContext): Pro
   const { terminal, effects } = context;
   if (terminal.inputIsTyped) terminal.note('reading the body from the terminal until ^D');
   const body = await terminal.readInput();
-  const verified = verify({
+  const verification: Verification = {
     secret: options.secret,
     // It may have been copied together with its name, and with white space around it, which HTTP libraries trim.
     header: options.header.trim().replace(/^service-signature:\s*/i, ''),
     body,
     nowSeconds: Math.floor(effects.now() / 1_000),
     toleranceSeconds: options.tolerance,
-  });
-  // No delivery is empty, but Node also reads nothing from a stdin that is closed or a directory.
-  const result = verified.ok || body.length > 0 ? verified : NO_BODY;
+  };
+  const verified = verify(verification);
+  const result = verified.ok
+    ? verified
+    : { ok: false, reason: explained(verified.reason, verification, body) };
   if (options.json === true) printJson(context, result);
   else if (result.ok) terminal.print('ok');
   if (result.ok) return;
@@ -58,7 +61,22 @@ async function verifyInput(options: VerifyOptions, context: CommandContext): Pro
   throw new Refusal(result.reason);
 }
 
-const NO_BODY = { ok: false, reason: 'stdin is empty: give the body there, as in < body' } as const;
+/** With what was probably copied wrong. */
+function explained(reason: string, verification: Verification, body: Buffer): string {
+  // No delivery is empty, but Node also reads nothing from a stdin that is closed or a directory.
+  if (body.length === 0) return 'stdin is empty: give the body there, as in < body';
+  if (reason !== NO_MATCH) return reason;
+  if (!isSigningSecret(verification.secret)) {
+    return `${reason}: the secret is not as davit shows it, whsec_ and 44 characters`;
+  }
+  // As echo and editors append one.
+  const withoutLineEnd = body.subarray(0, body.at(-1) === LINE_FEED ? -1 : body.length);
+  return verify({ ...verification, body: withoutLineEnd, toleranceSeconds: Infinity }).ok
+    ? `${reason}: but one does without the line end after the body`
+    : reason;
+}
+
+const LINE_FEED = 0x0a;
 
 function parseTolerance(text: string): number {
   const durationMs = parseDuration(/^\d+$/.test(text) ? `${text}s` : text);

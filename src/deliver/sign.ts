@@ -81,6 +81,9 @@ type VerificationResult = { ok: true } | { ok: false; reason: string };
 /** How far the time of a delivery may differ from now: the default of the reference verifier. */
 export const TOLERANCE_SECONDS = 300;
 
+/** Why a delivery is refused whose secret or body is another one than that signed. */
+export const NO_MATCH = 'no signature matches the secret and the body';
+
 /** A real header with a dozen secrets takes less than a fifth of this. */
 const HEADER_MAX_LENGTH = 4096;
 
@@ -106,7 +109,7 @@ export function verify({
   for (const candidate of signature.digests) {
     matches = timingSafeEqual(candidate, expected) || matches;
   }
-  if (!matches) return { ok: false, reason: 'no signature matches the secret and the body' };
+  if (!matches) return { ok: false, reason: NO_MATCH };
   // Written so that NaN is refused.
   if (!(Math.abs(nowSeconds - signature.atSeconds) <= toleranceSeconds)) {
     return { ok: false, reason: 'the timestamp is outside the tolerance' };

@@ -6,6 +6,7 @@ import { realEffects } from '../../src/effects.ts';
 import { MAIN, run } from '../helpers/cli.ts';
 
 const SECRET = 'whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=';
+const OTHER_SECRET = SECRET.replace('AAE', 'AAA');
 /** Not UTF-8, with line ends that reading as text would change. */
 const BODY = Buffer.from([0xff, 0x00, 0x0d, 0x0a, 0x7b, 0x7d, 0xc3, 0x0a]);
 
@@ -26,12 +27,12 @@ t.test('a delivery with a valid signature is ok', async (t) => {
 });
 
 t.test('an altered body, a wrong time, a wrong secret or a bad header is rejected', async (t) => {
-  const altered = Buffer.concat([BODY, Buffer.from('\n')]);
+  const altered = Buffer.concat([BODY, Buffer.from(' ')]);
   const results = await Promise.all([
     verify(['--secret', SECRET, '--header', header()], {}, altered),
     verify(['--secret', SECRET, '--header', header(nowSeconds() - 310)]),
     verify(['--secret', SECRET, '--header', header(nowSeconds() + 310)]),
-    verify(['--secret', `${SECRET}x`, '--header', header()]),
+    verify(['--secret', OTHER_SECRET, '--header', header()]),
     verify(['--secret', SECRET, '--header', 'nonsense']),
     verify(['--secret', '', '--header', header()]),
   ]);
@@ -48,6 +49,25 @@ t.test('an altered body, a wrong time, a wrong secret or a bad header is rejecte
   );
   for (const { stdout, exitCode } of results) t.strictSame([stdout, exitCode], ['', 1]);
 });
+
+t.test(
+  'what was probably copied wrong is said: the secret with its quotes, the body with a line end',
+  async (t) => {
+    const withLineEnd = Buffer.concat([BODY, Buffer.from('\n')]);
+    const of = async (secret: string, body?: Buffer) =>
+      (await verify(['--secret', secret, '--header', header()], {}, body)).stderr;
+    const secretIsWrong =
+      'error: no signature matches the secret and the body: the secret is not as davit shows it, whsec_ and 44 characters\n';
+    t.equal(await of(`"${SECRET}"`), secretIsWrong);
+    t.equal(await of(SECRET.replace('whsec_', '')), secretIsWrong);
+    t.equal(await of(`${SECRET}\n`), secretIsWrong);
+    t.equal(
+      await of(SECRET, withLineEnd),
+      'error: no signature matches the secret and the body: but one does without the line end after the body\n',
+    );
+    t.equal(await of(OTHER_SECRET, withLineEnd), 'error: no signature matches the secret and the body\n');
+  },
+);
 
 t.test('an empty or unreadable stdin is an error, unless an empty body was signed', async (t) => {
   const words = ['verify', '--secret', SECRET, '--header', header()];
