@@ -44,7 +44,7 @@ export function placesFor(openFiles: number): number {
 
 /** For so long, the rest of a body may be on its way. */
 const BODY_MS = 1_000;
-/** For so long, strangers may take their answers, all of which are small, whatever they send meanwhile. */
+/** For so long, strangers may send bodies and take answers, all of which are small, whatever they send behind them. */
 const STRANGER_MS = 1_000;
 /** The kernel takes an answer in steps of up to 0.9 MB, for which a client that reads steadily may need seconds. */
 const TAKEN_MS = 10_000;
@@ -63,9 +63,9 @@ interface OpenConnection extends Connection {
  * connection gets its place with its first request. If all are taken, the one that has been idle for the longest time
  * since its last answer is closed, as nginx does with its reusable connections; if none is idle, the one with the
  * oldest request of those that wait for their clients, be it that a body has not ended within `BODY_MS`, nor a stranger
- * taken its answers within `STRANGER_MS`, or that nothing of an answer was taken for `TAKEN_MS`. Those without a place,
- * because they have not sent the head of a request yet, nor ended their TLS handshake, or are refused, keep none from
- * others: if there are too many, the oldest of them is closed.
+ * sent its bodies and taken its answers within `STRANGER_MS`, or that nothing of an answer was taken for `TAKEN_MS`.
+ * Those without a place, because they have not sent the head of a request yet, nor ended their TLS handshake, or are
+ * refused, keep none from others: if there are too many, the oldest of them is closed.
  */
 export function createConnectionPlaces(
   listener: Listener,
@@ -139,9 +139,9 @@ export function createConnectionPlaces(
       },
       mayGiveWay(nowMs) {
         if (!hasPlace || latest === undefined) return false;
-        if (!latest.complete) return nowMs - latestAtMs >= BODY_MS;
         const isSending = latest.socket.writableLength > 0;
-        if (isSending && isStranger) return nowMs - underWaySinceMs >= STRANGER_MS;
+        if (isStranger && (isSending || !latest.complete)) return nowMs - underWaySinceMs >= STRANGER_MS;
+        if (!latest.complete) return nowMs - latestAtMs >= BODY_MS;
         const bytes = isSending ? takenBytes(socket) : undefined;
         if (bytes !== undefined && bytes === takenAtLook) return nowMs - takenSinceMs >= TAKEN_MS;
         takenAtLook = bytes;

@@ -27,7 +27,7 @@ import type { TestStore } from '../helpers/store.ts';
 /** More than the kernel buffers for a client that reads nothing. */
 const LARGE_BYTES = 32 * 1024 * 1024;
 
-/** GET and POST /open, GET /large, and with a key GET /large-for-keys answer at once. */
+/** GET and POST /open, GET /large, and with a key GET /open-for-keys and /large-for-keys answer at once. */
 const open: Plugin<void> = {
   name: 'open',
   register(server) {
@@ -44,6 +44,7 @@ const open: Plugin<void> = {
       options: { auth: false },
       handler: () => 'x'.repeat(LARGE_BYTES),
     });
+    server.route({ method: 'GET', path: '/open-for-keys', handler: () => ({ open: true }) });
     server.route({ method: 'GET', path: '/large-for-keys', handler: () => 'x'.repeat(LARGE_BYTES) });
   },
 };
@@ -55,12 +56,9 @@ const POST =
 
 const GET_LARGE = GET.replace('/open', '/large');
 
-async function getLargeWithKey(store: TestStore): Promise<string> {
+async function getWithKey(store: TestStore, path: '/open-for-keys' | '/large-for-keys'): Promise<string> {
   const { secret } = await store.key();
-  return GET_LARGE.replace('/large', '/large-for-keys').replace(
-    '\r\n\r\n',
-    `\r\nAuthorization: Bearer ${secret}\r\n\r\n`,
-  );
+  return GET.replace('/open', path).replace('\r\n\r\n', `\r\nAuthorization: Bearer ${secret}\r\n\r\n`);
 }
 
 /** The same request, after which the connection is closed. */
@@ -145,7 +143,7 @@ t.test(
     const effects = fakeEffects();
     const { port, store } = await startHttp(t, { effects, resources: () => [open], maxConnections: 2 });
     const [read, unread] = [await connectRaw(port), await connectRaw(port)];
-    const request = closing(await getLargeWithKey(store));
+    const request = closing(await getWithKey(store, '/large-for-keys'));
     for (const { send, received, socket } of [read, unread]) {
       send(request);
       await received('HTTP/1.1 200');
@@ -194,6 +192,23 @@ t.test(
   },
 );
 
+t.test(
+  'strangers have a second for their bodies, too, not one for each of those that they send without pause',
+  async (t) => {
+    const effects = fakeEffects();
+    const { port } = await startHttp(t, { effects, resources: () => [open], maxConnections: 1 });
+    const stranger = await connectRaw(port);
+    stranger.send(POST);
+    await stranger.received('100 Continue');
+    effects.advance(999);
+    stranger.send(`10${POST}`);
+    await stranger.received('200 OK');
+    t.equal(await statusOn(await connectRaw(port)), 503);
+    effects.advance(100);
+    t.equal(await statusOn(await connectRaw(port)), 200);
+  },
+);
+
 t.test('one that is idle gives way before one that is slow', async (t) => {
   const effects = fakeEffects();
   const { port } = await startHttp(t, { effects, resources: () => [open], maxConnections: 2 });
@@ -213,23 +228,25 @@ t.test('one that is idle gives way before one that is slow', async (t) => {
 t.test('a body gives way a second after it began, whatever came before it on its connection', async (t) => {
   const effects = fakeEffects();
   const { plugin, heldCount, release } = heldResource();
-  const { port, server } = await startHttp(t, {
+  const { port, server, store } = await startHttp(t, {
     effects,
     resources: () => [plugin, open],
     maxConnections: 1,
   });
   const pipelining = await connectRaw(port);
+  pipelining.send(await getWithKey(store, '/open-for-keys'));
+  await pipelining.received('open');
   pipelining.send(GET.replace('/open', '/held'));
   await until(() => heldCount() === 1);
   effects.advance(60_000);
   const began = once(server.listener, 'request');
-  pipelining.send(POST.replace('Expect: 100-continue\r\n', ''));
+  pipelining.send(closing(POST.replace('Expect: 100-continue\r\n', '')));
   await began;
   effects.advance(999);
   t.match(parseResponses(await rawRequest(port, GET)), [{ status: 503 }]);
   pipelining.send('10');
   release();
-  t.match(await pipelining.received('open'), /held.*HTTP\/1\.1 200 /s);
+  t.match(await pipelining.closed, /held.*HTTP\/1\.1 200 /s);
 });
 
 t.test('those that were refused, and send a body for ever, keep nobody out', async (t) => {
@@ -356,7 +373,7 @@ t.test('over TLS, slow clients give way', async (t) => {
   const [sending, reading] = [await connectTls(), await connectTls()];
   sending.send(POST);
   await sending.received('100 Continue');
-  reading.send(await getLargeWithKey(store));
+  reading.send(await getWithKey(store, '/large-for-keys'));
   await reading.received('HTTP/1.1 200');
   reading.socket.pause();
   const statusAfter = async (ms: number) => {
