@@ -1,6 +1,6 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { writeFileSync } from 'node:fs';
+import { readFileSync, writeFileSync } from 'node:fs';
 import type { IncomingMessage } from 'node:http';
 import { type RequestOptions, request } from 'node:https';
 import { type AddressInfo, createServer } from 'node:net';
@@ -54,6 +54,17 @@ const PROXIES: Record<string, Proxy> = {
         .replace('127.0.0.1:8080', service)
         .replace('deploy.example.com {', `https://localhost:${port} {\n tls ${CERTIFICATE} ${KEY}`)}`,
     command: (file) => ['caddy', 'run', '--adapter', 'caddyfile', '--config', file],
+  },
+  haproxy: {
+    configuration: (port, service, directory) => {
+      const both = join(directory, 'localhost.pem');
+      writeFileSync(both, readFileSync(CERTIFICATE, 'utf8') + readFileSync(KEY, 'utf8'));
+      return readmeBlock('haproxy.cfg')
+        .replace('127.0.0.1:8080', service)
+        .replace('bind :443', `bind 127.0.0.1:${port}`)
+        .replace('/etc/haproxy/deploy.example.com.pem', both);
+    },
+    command: (file) => ['haproxy', '-db', '-f', file],
   },
 };
 
@@ -145,7 +156,7 @@ async function startProxy(t: Test, { configuration, command }: Proxy, service: s
   }
 }
 
-/** Neither of them tells which port it took of itself. */
+/** None of them tells which port it took of itself. */
 async function freePort(): Promise<number> {
   const server = createServer().listen(0, '127.0.0.1');
   await once(server, 'listening');
