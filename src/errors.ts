@@ -107,6 +107,13 @@ export function wrongKey(): AppError {
   return new AppError('unauthorized', 'this API key is wrong, expired or revoked');
 }
 
+/** The error for a read that failed because of the disk, a lock or the file. */
+export function unreadable(): AppError {
+  return new AppError('unavailable', 'the database cannot be read at the moment: try again shortly', {
+    retryAfterSeconds: 5,
+  });
+}
+
 /** The error for one invalid field of a request. `reason` follows the field's name, and never repeats the value. */
 export function invalid(place: ErrorDetail['in'], field: string, reason: string): AppError {
   return new AppError('invalid_request', `${field}: ${reason}`, { details: [{ in: place, field, reason }] });

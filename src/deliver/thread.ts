@@ -2,7 +2,7 @@ import type { MessagePort } from 'node:worker_threads';
 import { startThread } from '../assets.ts';
 import type { WebhookId } from '../domain.ts';
 import { delay, type Effects } from '../effects.ts';
-import { AppError } from '../errors.ts';
+import { AppError, unreadable } from '../errors.ts';
 import type { LogOptions } from '../logger.ts';
 import type { FileIdentity } from '../store/place.ts';
 import type { PingResult } from './ping.ts';
@@ -56,7 +56,6 @@ interface DispatcherThread {
 }
 
 const TERMINATE_MAX_MS = 500;
-const UNREADABLE = 'the database cannot be read at the moment: try again shortly';
 const MOVED_AT_START =
   'the database was moved or replaced while davit started: put it back in its place, and start davit again';
 
@@ -125,8 +124,7 @@ export function startDispatcherThread(onCrash: (error: unknown) => void, effects
   function settlePing({ pingId, result }: Extract<FromDispatcherThread, { pingId: number }>): void {
     const ping = pings.get(pingId);
     pings.delete(pingId);
-    if (result === 'unreadable')
-      ping?.reject(new AppError('unavailable', UNREADABLE, { retryAfterSeconds: 5 }));
+    if (result === 'unreadable') ping?.reject(unreadable());
     else if (result === null) ping?.reject(new Error('a ping went wrong inside the dispatcher thread'));
     else ping?.resolve(result);
   }

@@ -2,7 +2,14 @@ import { type Boom, isBoom } from '@hapi/boom';
 import type { Lifecycle, Request, ResponseToolkit } from '@hapi/hapi';
 import type { RequestId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
-import { AppError, type ErrorCode, type ErrorDetail, isStorageProblem, STATUS_OF_CODE } from '../errors.ts';
+import {
+  AppError,
+  type ErrorCode,
+  type ErrorDetail,
+  isStorageProblem,
+  STATUS_OF_CODE,
+  unreadable,
+} from '../errors.ts';
 import type { Logger } from '../logger.ts';
 import { isBodyPending, lingeringResponse } from './body.ts';
 
@@ -49,7 +56,7 @@ interface Refusal {
 
 function refusalOf(error: unknown): Refusal {
   if (error instanceof AppError) return ofAppError(error);
-  if (isStorageProblem(error)) return UNREADABLE;
+  if (isStorageProblem(error)) return ofAppError(unreadable()); // the writer's own are AppErrors: a read failed
   if (isBoom(error)) return ofBoom(error);
   return BUG;
 }
@@ -57,13 +64,6 @@ function refusalOf(error: unknown): Refusal {
 const NOT_FOUND: Refusal = {
   code: 'not_found',
   message: 'there is no such resource, or this key does not see it; /docs describes those that there are',
-};
-
-/** For storage errors outside of the writer, which can only be failed reads. */
-const UNREADABLE: Refusal = {
-  code: 'unavailable',
-  message: 'the database cannot be read at the moment: try again shortly',
-  headers: { 'Retry-After': '5' },
 };
 
 const BUG: Refusal = {
