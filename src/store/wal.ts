@@ -42,7 +42,7 @@ interface WalWatch {
 }
 
 /**
- * Watches the length of the -wal, in 12 µs for each transaction. SQLite does not notice that somebody truncated it: it
+ * Watches the length of the -wal, in 8 µs for each transaction. SQLite does not notice that somebody truncated it: it
  * would write the next commit behind what is gone, and a checkpoint would copy the gap into the database, which destroys
  * that. Without the gap, a checkpoint fails and changes nothing.
  */
