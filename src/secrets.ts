@@ -28,6 +28,8 @@ export function hashKeySecret(secret: string): string {
   return hash('sha256', secret, 'hex');
 }
 
+export const SIGNING_SECRET_FORM = /^whsec_[A-Za-z0-9+/]{43}=$/;
+
 /** A new webhook signing secret, in the form of Standard Webhooks: `whsec_` and base64 of 32 bytes. */
 export function newSigningSecret(random: RandomBytes): string {
   return `whsec_${Buffer.from(random(32)).toString('base64')}`;
@@ -35,7 +37,7 @@ export function newSigningSecret(random: RandomBytes): string {
 
 /** Whether `text` has the form of a signing secret. */
 export function isSigningSecret(text: string): boolean {
-  return /^whsec_[0-9A-Za-z+/]{43}=$/.test(text);
+  return SIGNING_SECRET_FORM.test(text);
 }
 
 /** Takes out API keys, signing secrets, and the user and password of URLs. */

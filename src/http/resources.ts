@@ -15,6 +15,7 @@ import {
   type Webhook,
 } from '../domain.ts';
 import { STATUS_OF_CODE } from '../errors.ts';
+import { SIGNING_SECRET_FORM } from '../secrets.ts';
 import { BODIES_SHOWN_MAX, type DeliveryDetails } from '../store/deliveries.ts';
 import type { Replay } from '../store/replays.ts';
 import type { WebhookWithSecret } from '../store/webhooks.ts';
@@ -170,7 +171,7 @@ const WEBHOOK: Described<Webhook> = {
 
 const SIGNING_SECRET: JsonSchema = {
   type: 'string',
-  pattern: '^whsec_[A-Za-z0-9+/]{43}=$',
+  pattern: SIGNING_SECRET_FORM.source,
   description: 'What deliveries are signed with. Shown in this answer and never again.',
 };
 
