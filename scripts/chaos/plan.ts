@@ -1,5 +1,5 @@
 import { createHash } from 'node:crypto';
-import type { EventType } from '../../src/domain.ts';
+import { EVENT_TYPES, type EventType } from '../../src/domain.ts';
 import type { CommandKind } from './commands.ts';
 import { createRandom, type Random } from './random.ts';
 import { RECEIVER_KINDS, VANISHING } from './receivers.ts';
@@ -123,17 +123,9 @@ function loadSteps(seed: number, durationMs: number): Step[] {
 function beginning(random: Random): Step[] {
   return RECEIVER_KINDS.map((_, receiver) => ({
     atMs: 0,
-    load: { kind: 'register', receiver, events: [...ALL_EVENTS], sending: sending(random) },
+    load: { kind: 'register', receiver, events: [...EVENT_TYPES], sending: sending(random) },
   }));
 }
-
-const ALL_EVENTS: readonly EventType[] = [
-  'deployment.succeeded',
-  'deployment.failed',
-  'deployment.created',
-  'deployment.started',
-  'deployment.canceled',
-];
 
 const LOAD_WEIGHTS: Record<Load['kind'], number> = {
   deploy: 36,
@@ -233,7 +225,7 @@ function anyLoad(random: Random): Load {
 }
 
 function someEvents(random: Random): EventType[] {
-  const events = ALL_EVENTS.filter(() => random.chance(0.6));
+  const events = EVENT_TYPES.filter(() => random.chance(0.6));
   return events.length === 0 ? ['deployment.succeeded'] : events;
 }
 
