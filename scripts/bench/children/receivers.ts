@@ -1,6 +1,7 @@
 import { readFileSync } from 'node:fs';
 import { type AddressInfo, createServer, type Server, type Socket } from 'node:net';
 import { createServer as createTlsServer } from 'node:tls';
+import { monotonicMs } from '../processes.ts';
 import { answerRequests } from './answer.ts';
 
 /*
@@ -77,7 +78,7 @@ function receive(socket: Socket): void {
 }
 
 function count(): void {
-  const nowMs = Number(process.hrtime.bigint()) / 1e6;
+  const nowMs = monotonicMs();
   if (arrivals.count === 0) arrivals.firstAtMs = nowMs;
   arrivals.count += 1;
   arrivals.lastAtMs = nowMs;
