@@ -3,7 +3,7 @@ import { availableParallelism, cpus, loadavg, release, totalmem } from 'node:os'
 import Sqlite from 'better-sqlite3';
 
 /** The machine, without which figures mean nothing. */
-export interface Machine {
+interface Machine {
   cores: number;
   processor: string;
   memoryGb: number;

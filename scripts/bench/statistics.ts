@@ -1,12 +1,5 @@
-/** A summary of several rounds. */
-export interface Summary {
-  median: number;
-  min: number;
-  max: number;
-}
-
-/** Of at least one sample. */
-export function summarize(samples: readonly number[]): Summary {
+/** A summary of several rounds: of at least one sample. */
+export function summarize(samples: readonly number[]) {
   return { median: median(samples), min: Math.min(...samples), max: Math.max(...samples) };
 }
 

@@ -18,7 +18,7 @@ export interface Administration {
   figures: { commands: number; backups: number; backupsRefused: number };
 }
 
-export interface AdministrationOptions {
+interface AdministrationOptions {
   executable: string;
   databasePath: string;
   /** Where backups are made, on davit's own disk. */

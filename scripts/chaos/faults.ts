@@ -23,7 +23,7 @@ export interface Faults {
   restartsMs: readonly number[];
 }
 
-export interface FaultsOptions {
+interface FaultsOptions {
   executable: string;
   databasePath: string;
   service: Service;

@@ -14,14 +14,14 @@ export interface ApiKey {
   projectIds: ReadonlySet<string> | null;
 }
 
-export interface Loader {
+interface Loader {
   /** Does a step of the plan; resolves when all its writes are acknowledged, refused or given up. */
   perform(load: Load): Promise<void>;
   /** Repeats unanswered writes no more: from now on they are given up. */
   giveUp(): void;
 }
 
-export interface LoaderOptions {
+interface LoaderOptions {
   client: Client;
   ledger: Ledger;
   receivers: Receivers;

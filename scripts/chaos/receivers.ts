@@ -20,7 +20,7 @@ export const RECEIVER_KINDS = [
   'endless',
   'vanishing',
 ] as const;
-export type ReceiverKind = (typeof RECEIVER_KINDS)[number];
+type ReceiverKind = (typeof RECEIVER_KINDS)[number];
 
 /** Those that may close their port for a while, by index in RECEIVER_KINDS. */
 export const VANISHING = RECEIVER_KINDS.map((_, index) => index).filter((index) => index >= 2);
@@ -43,7 +43,7 @@ const HANDSHAKE_DELAY_MS = 80;
 const DRIP_EVERY_MS = 250;
 
 /** An event as one webhook received it, over all requests for it. */
-export interface Reception {
+interface Reception {
   body: string;
   requests: number;
   /** Whether at least one was answered with a whole 2xx status line. */

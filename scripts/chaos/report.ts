@@ -25,7 +25,7 @@ export interface Figures {
 }
 
 /** Medians of the first and the last third of an incarnation's samples. */
-export interface MemoryFigures {
+interface MemoryFigures {
   seconds: number;
   resident_mb: [first: number, last: number];
   descriptors: [first: number, last: number];

@@ -17,7 +17,7 @@ import { type Figures, judgeMemory, median } from './report.ts';
 import { createService, markedProcesses } from './service.ts';
 import { judgeFile } from './verdict.ts';
 
-export interface RunOptions {
+interface RunOptions {
   plan: Plan;
   executable: string;
   /** Created for the run, and removed after a run without losses. */

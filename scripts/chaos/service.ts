@@ -63,7 +63,7 @@ export interface Service {
   killAll(): void;
 }
 
-export interface ServiceOptions {
+interface ServiceOptions {
   executable: string;
   /** The run's directory, for logs, clock and control files. Not on davit's disk. */
   directory: string;
@@ -262,7 +262,7 @@ function targetOf(link: string): string {
 }
 
 /** A process with the marker of a deployment of this run. */
-export interface MarkedProcess {
+interface MarkedProcess {
   processId: number;
   deploymentId: string;
 }

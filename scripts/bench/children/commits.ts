@@ -6,7 +6,7 @@ import { exampleEvent } from '../davit.ts';
 import { answerRequests } from './answer.ts';
 
 /** SQLite with davit's tables and `synchronous=FULL`, and nothing around it. */
-export interface CommitsRequest {
+interface CommitsRequest {
   directory: string;
   /** Deployments in one commit. */
   groupSize: number;

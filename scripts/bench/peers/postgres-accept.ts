@@ -9,7 +9,7 @@ export interface PostgresPlace {
 }
 
 /** The part of `pg` that is used here: it is not among davit's dependencies. */
-export interface PostgresPool {
+interface PostgresPool {
   query(statement: string | { name: string; text: string; values: unknown[] }): Promise<{ rows: unknown[] }>;
   end(): Promise<void>;
 }

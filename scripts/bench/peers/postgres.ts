@@ -7,7 +7,7 @@ import type { Bench } from '../measure.ts';
 import { findProgram, outputOf, packagesMissing, socketDirectory, start } from '../processes.ts';
 import { connectToPostgres, type PostgresPlace } from './postgres-accept.ts';
 
-export type Postgres = { place: PostgresPlace } | { missing: string };
+type Postgres = { place: PostgresPlace } | { missing: string };
 
 /**
  * A PostgreSQL of the measure's own, on a Unix socket, as durable as by default (`fsync`, `synchronous_commit`); or why
