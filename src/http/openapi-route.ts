@@ -3,7 +3,7 @@ import Joi from 'joi';
 import type { IdPrefix } from '../domain.ts';
 import { STATUS_OF_CODE } from '../errors.ts';
 import { EXAMPLE_IDS, idJsonSchema, type JsonSchema } from './json-schema.ts';
-import type { HEADERS, RouteError } from './openapi-text.ts';
+import { type HEADERS, LIMITED, type RouteError } from './openapi-text.ts';
 import type { Operation, Parameter, Reference, Response } from './openapi-types.ts';
 import { exampleOf, schemaReference } from './resources.ts';
 import type { ResponseDescription, RouteDescription } from './route-options.ts';
@@ -174,7 +174,7 @@ function success(
     headers: {
       ...headerReferences([
         'X-Request-Id',
-        ...(isLimited ? (['RateLimit-Policy', 'RateLimit'] as const) : []),
+        ...(isLimited ? LIMITED : []),
         ...(isWrite ? (['Idempotent-Replayed'] as const) : []),
         ...(isCreated ? (['Location'] as const) : []),
       ]),

@@ -65,7 +65,7 @@ interface ErrorText {
   /** An example of its messages. */
   message: string;
   details?: ErrorDetail[];
-  headers?: (keyof typeof HEADERS)[];
+  headers?: readonly (keyof typeof HEADERS)[];
 }
 
 /** davit's response headers, without those that every server sends. */
@@ -100,7 +100,8 @@ export const HEADERS = {
   },
 } satisfies Record<string, Header>;
 
-const LIMITED = ['RateLimit-Policy', 'RateLimit'] as const;
+/** The headers of answers for which the rate of a key, or of failed authentications, was counted. */
+export const LIMITED = ['RateLimit-Policy', 'RateLimit'] as const;
 
 /** An error that a route can answer with, so not 405, which is sent where there is no route. */
 export type RouteError = Exclude<ErrorCode, 'method_not_allowed'>;
@@ -110,7 +111,7 @@ export const ROUTE_ERRORS: Record<RouteError, ErrorText> = {
     when: 'A parameter, header or the body is missing or malformed.',
     message: 'limit: must be a whole number from 1 to 200',
     details: [{ in: 'query', field: 'limit', reason: 'must be a whole number from 1 to 200' }],
-    headers: [...LIMITED],
+    headers: LIMITED,
   },
   unauthorized: {
     when: 'The key is missing, malformed, wrong, expired or revoked.',
@@ -120,12 +121,12 @@ export const ROUTE_ERRORS: Record<RouteError, ErrorText> = {
   forbidden: {
     when: 'The key lacks the scope; the message names it.',
     message: 'this key lacks the scope deployments:write: use a key that has it, or ask for one',
-    headers: [...LIMITED],
+    headers: LIMITED,
   },
   not_found: {
     when: 'There is no such resource, or this key does not see it.',
     message: 'there is no such resource, or this key does not see it; /docs describes those that there are',
-    headers: [...LIMITED],
+    headers: LIMITED,
   },
   request_timeout: {
     when: 'The request did not arrive in time.',
@@ -134,7 +135,7 @@ export const ROUTE_ERRORS: Record<RouteError, ErrorText> = {
   conflict: {
     when: 'The state of the resource forbids it.',
     message: endedAlready('succeeded').message,
-    headers: [...LIMITED],
+    headers: LIMITED,
   },
   payload_too_large: {
     when: 'The body is larger than 64 KiB.',
@@ -148,7 +149,7 @@ export const ROUTE_ERRORS: Record<RouteError, ErrorText> = {
     when: 'This Idempotency-Key was used for another request.',
     message: 'this Idempotency-Key was used for another request: use a new one for each new request',
     details: [{ in: 'header', field: 'Idempotency-Key', reason: 'was used for another request' }],
-    headers: [...LIMITED],
+    headers: LIMITED,
   },
   rate_limited: {
     when: 'Too many requests.',
@@ -162,7 +163,7 @@ export const ROUTE_ERRORS: Record<RouteError, ErrorText> = {
   internal_error: {
     when: 'A bug in the service.',
     message: 'something went wrong inside the service; its log tells more under the id of this request',
-    headers: [...LIMITED],
+    headers: LIMITED,
   },
   unavailable: {
     when: 'The disk is full, or the service is overloaded or stopping.',
