@@ -34,9 +34,9 @@ function invalidBody(reason: string): AppError {
   return invalid('body', 'body', reason);
 }
 
-/** V8's message quotes the body, so only the position is passed on. */
+/** V8's message quotes the body, so only the position is passed on, which is at its end. */
 function positionIn(error: unknown): string {
-  const position = error instanceof Error ? /at position (\d+)/.exec(error.message)?.[1] : undefined;
+  const position = /at position (\d+) \(line \d+ column \d+\)$/.exec(String(error))?.[1];
   return position === undefined ? '' : `, at character ${Number(position) + 1}`;
 }
 
