@@ -93,9 +93,7 @@ function queryParameters(query: unknown): Parameter[] {
 function requestBody(payload: unknown): Operation['requestBody'] {
   if (!Joi.isSchema(payload)) return undefined;
   const { examples, ...schema } = inputSchema(payload);
-  const { properties = {} } = schema;
-  if (Object.keys(properties).length === 0) return undefined;
-  const example = examples?.[0] ?? exampleOfFields(properties);
+  const example = examples?.[0] ?? exampleOfFields(schema.properties ?? {});
   return {
     required: (payload.describe() as JoiDescription).flags?.presence === 'required',
     content: { 'application/json': { schema, example } },
