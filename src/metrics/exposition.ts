@@ -31,8 +31,7 @@ function escaped(text: string): string {
   return text.replaceAll('\\', '\\\\').replaceAll('\n', '\\n');
 }
 
-/** As Go writes floats, which differs from JavaScript only for infinity. */
+/** As Go writes floats, which differs from JavaScript only for infinity; nothing measured is negative infinity. */
 function numberText(value: number): string {
-  if (Number.isFinite(value) || Number.isNaN(value)) return String(value);
-  return value > 0 ? '+Inf' : '-Inf';
+  return value === Number.POSITIVE_INFINITY ? '+Inf' : String(value);
 }
