@@ -191,6 +191,15 @@ const REFUSED: { name: string; request: Buffer; status: number; code: string; re
     status: 413,
     code: 'payload_too_large',
   },
+  {
+    name: 'chunk extensions that are too large',
+    request: post(
+      `${JSON_TYPE}Transfer-Encoding: chunked\r\n`,
+      `2;${'a'.repeat(100_000)}\r\n{}\r\n0\r\n\r\n`,
+    ),
+    status: 413,
+    code: 'payload_too_large',
+  },
   { name: 'no Content-Type', request: withLength('{}', ''), status: 415, code: 'unsupported_media_type' },
   { name: 'chunks without type', request: chunked(['{}'], ''), status: 415, code: 'unsupported_media_type' },
   {
