@@ -165,12 +165,20 @@ function checkProgramOfEnv(project: ProjectDetails, path: string, request: Spawn
   if (program === undefined) return [];
   const found = commandProblem({ ...request, command: [program] });
   if (found === undefined) return [];
-  const advice = program.includes(' ')
-    ? 'begin it with #!/usr/bin/env -S, as env takes all that follows for one name otherwise'
-    : adviceFor(found, project.id);
   return [
-    problem('command', `${path} is run by ${program}, as its first line says: ${problemText(found)}`, advice),
+    problem(
+      'command',
+      `${path} is run by ${program}, as its first line says: ${problemText(found)}`,
+      adviceForProgramOfEnv(program, path) ?? adviceFor(found, project.id),
+    ),
   ];
+}
+
+/** What to do where the first line itself is wrong; undefined: the program is missing. */
+function adviceForProgramOfEnv(program: string, path: string): string | undefined {
+  if (program.endsWith('\r')) return lineEndAdvice(path);
+  if (!program.includes(' ')) return undefined;
+  return 'begin it with #!/usr/bin/env -S, as env takes all that follows for one name otherwise';
 }
 
 /** What env(1) is told to run; undefined: that is not env, or its options and quotes leave it open. */
@@ -257,13 +265,17 @@ function adviceFor(problem: StartProblem, projectId: string): string {
       return 'see whether its file system is there: a server that it needs may be away, or its disk defective (dmesg)';
     case 'noInterpreter':
       return problem.interpreter.endsWith('\r')
-        ? `its lines end with CR LF, and must end with LF: sed -i 's/\\r$//' ${quoteForBash(problem.path)}`
+        ? lineEndAdvice(problem.path)
         : 'install it, or change the first line';
     case 'noLoader':
       return 'build it for this system, or statically';
     default:
       return problem satisfies never;
   }
+}
+
+function lineEndAdvice(path: string): string {
+  return `its lines end with CR LF, and must end with LF: sed -i 's/\\r$//' ${quoteForBash(path)}`;
 }
 
 /** How this user gets to execute a file and, if it is a script, to read it. Not for everybody: scripts hold secrets. */

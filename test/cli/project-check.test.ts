@@ -124,6 +124,12 @@ t.test('each cause that makes a deployment fail is found, with advice', async (t
       /CR LF.*sed -i 's\/\\r\$\/\/' .+deploy\.sh'?$/,
     ],
     [
+      'line ends of another system, behind env(1)',
+      (there) => ['--', script(there, 'deploy.sh', '#!/usr/bin/env sh\r\necho\r\n')],
+      /is run by sh\r, as its first line says/,
+      /CR LF.*sed -i 's\/\\r\$\/\/' .+deploy\.sh'?$/,
+    ],
+    [
       'words that env(1) takes for one',
       (there) => ['--', script(there, 'deploy', '#!/usr/bin/env sh -e\n')],
       /\/deploy is run by sh -e, as its first line says: the command sh -e was not found in PATH/,
