@@ -256,7 +256,9 @@ function adviceFor(problem: StartProblem, projectId: string): string {
     case 'onNoexec':
       return `move it to another file system, or mount that one with exec; then ${set} -- …`;
     case 'notAProgram':
-      return 'if it is a script, begin it with a line such as #!/bin/sh';
+      return beginsWithByteOrderMark(problem.path)
+        ? `remove the byte order mark, which is before #!: sed -i '1s/^\\xef\\xbb\\xbf//' ${quoteForBash(problem.path)}`
+        : 'if it is a script, begin it with a line such as #!/bin/sh';
     case 'linkLoop':
       return `fix the link, or choose another path with ${set}`;
     case 'nameTooLong':
@@ -276,6 +278,11 @@ function adviceFor(problem: StartProblem, projectId: string): string {
 
 function lineEndAdvice(path: string): string {
   return `its lines end with CR LF, and must end with LF: sed -i 's/\\r$//' ${quoteForBash(path)}`;
+}
+
+/** Which some editors write and none shows: a script that has one looks as if it began with `#!`. */
+function beginsWithByteOrderMark(path: string): boolean {
+  return beginningOf(path)?.toString('utf8', 0, 5) === '\ufeff#!';
 }
 
 /** How this user gets to execute a file and, if it is a script, to read it. Not for everybody: scripts hold secrets. */

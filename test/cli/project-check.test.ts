@@ -130,6 +130,12 @@ t.test('each cause that makes a deployment fail is found, with advice', async (t
       /CR LF.*sed -i 's\/\\r\$\/\/' .+deploy\.sh'?$/,
     ],
     [
+      'a byte order mark before #!',
+      (there) => ['--', script(there, 'deploy.sh', '\ufeff#!/bin/sh\n')],
+      /neither a program for this machine nor a script that begins with #!$/,
+      /^remove the byte order mark, .*: sed -i '1s\/\^\\xef\\xbb\\xbf\/\/' .+deploy\.sh'?$/,
+    ],
+    [
       'words that env(1) takes for one',
       (there) => ['--', script(there, 'deploy', '#!/usr/bin/env sh -e\n')],
       /\/deploy is run by sh -e, as its first line says: the command sh -e was not found in PATH/,
