@@ -1,3 +1,4 @@
+import { type Cidr, hostnameOf, isInside, parseCidr } from '../address.ts';
 import { AppError } from '../errors.ts';
 import type { CommandContext } from './command.ts';
 
@@ -9,13 +10,22 @@ export type Proxies = ReturnType<typeof proxiesOf>;
  * http, as for curl. Throws AppError `invalid_request`, which names the variable but not its value, as that may hold a
  * password.
  */
-export function proxiesOf(environment: Environment, { protocol }: URL) {
+export function proxiesOf(environment: Environment, url: URL) {
+  const noProxy = environment['no_proxy'] ?? environment['NO_PROXY'] ?? '';
   return {
     // For https, undici would fall back to the proxy for http.
-    httpProxy: protocol === 'https:' ? '' : proxyOf(environment, 'HTTP_PROXY'),
+    httpProxy: url.protocol === 'https:' ? '' : proxyOf(environment, 'HTTP_PROXY'),
     httpsProxy: proxyOf(environment, 'HTTPS_PROXY'),
-    noProxy: environment['no_proxy'] ?? environment['NO_PROXY'] ?? '',
+    // undici knows names and single addresses in it, and no blocks.
+    noProxy: isInside(hostnameOf(url), blocksIn(noProxy)) ? '*' : noProxy,
   };
+}
+
+function blocksIn(noProxy: string): Cidr[] {
+  return noProxy
+    .split(/[,\s]+/)
+    .map(parseCidr)
+    .flatMap((parsed) => (parsed.ok ? [parsed.cidr] : []));
 }
 
 function proxyOf(environment: Environment, upperName: string): string {

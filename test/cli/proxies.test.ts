@@ -30,6 +30,17 @@ t.test('a proxy without a scheme is http, lower-case names win, and empty means 
   t.match(proxiesOf(both, tls), { httpProxy: '', httpsProxy: '' }, 'http_proxy does not apply to https');
 });
 
+t.test('an address in a block of NO_PROXY is reached without a proxy', async (t) => {
+  const isDirect = (url: string, noProxy: string) =>
+    proxiesOf({ NO_PROXY: noProxy }, new URL(url)).noProxy === '*';
+  t.ok(isDirect('http://10.1.2.3:8080', 'localhost, 10.0.0.0/8'));
+  t.ok(isDirect('https://[fd00::1]', '10.0.0.0/8,fd00::/8'));
+  t.notOk(isDirect('http://11.1.2.3', '10.0.0.0/8'));
+  t.notOk(isDirect('http://davit.corp', '0.0.0.0/0,::/0'), 'names are not looked up for it');
+  const { stderr } = await deployTo(NOBODY, { HTTP_PROXY: `${NOWHERE}:3128`, NO_PROXY: '127.0.0.0/8' });
+  t.match(lastLine(stderr), /^error: 127\.0\.0\.1:1 cannot be reached \(ECONNREFUSED\)/);
+});
+
 t.test('an unusable proxy is refused with the name of its variable, without its value', async (t) => {
   for (const value of ['ftp://x', 'socks5://x:1080', 'http://user:p%ZZ@h:9', '::bad', 'http://', 'a b']) {
     for (const name of ['http_proxy', 'HTTP_PROXY', 'HTTPS_PROXY']) {
