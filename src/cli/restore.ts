@@ -48,6 +48,7 @@ async function restore(
 ): Promise<void> {
   const { terminal, effects } = context;
   if (file === '') misused(command, 'the name of the copy must not be empty');
+  if (file === '-') misused(command, 'the copy is a file, not stdin: give its name');
   const dbPath = dbPathOf(command);
   const [{ adoptedBytes, replaceDatabase }, { lockForServing }, { SCHEMA_VERSION }] = await Promise.all([
     import('../store/restore.ts'),

@@ -110,6 +110,15 @@ t.test(
   },
 );
 
+t.test('- is no name of a copy, and makes no file: who gives it expects the copy on stdout', async (t) => {
+  const { davit, refused, directory } = place(t);
+  await davit(['admin', 'project', 'create', '--name', 'website']);
+  const before = readdirSync(directory).sort();
+  t.match(await refused(['backup', '-']), { exitCode: 2, message: /the copy is a file, not stdout/ });
+  t.strictSame(readdirSync(directory).sort(), before);
+  await davit(['backup', './-']);
+});
+
 t.test('a backup never overwrites an existing file, directory or link', async (t) => {
   const { davit, refused, directory } = place(t);
   await davit(['admin', 'project', 'create', '--name', 'website']);

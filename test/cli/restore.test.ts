@@ -253,6 +253,7 @@ t.test('a missing, damaged, newer or foreign file is not restored', async (t) =>
     exitCode: 1,
     message: /is the file that would be replaced/,
   });
+  t.match(await refused(['restore', '-']), { exitCode: 2, message: /the copy is a file, not stdin/ });
   t.match(await refused(['restore', '']), { exitCode: 2, message: /the name of the copy must not be empty/ });
   const after = readdirSync(directory).filter((name) => name !== 'davit.db-lock');
   t.strictSame(after.sort(), before);
