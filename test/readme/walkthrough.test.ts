@@ -144,6 +144,26 @@ t.test('a worker that is refused for now or cut off loses no report', ifHas('cur
   );
 });
 
+t.test(
+  'a release from a checkout takes a branch from origin, also by its whole name',
+  ifHas('git'),
+  async (t) => {
+    const there = reader(t);
+    const commit = 'git -c user.name=me -c user.email=me@example.com commit --quiet --allow-empty --message';
+    await there.shell(`git init --quiet --initial-branch=main site && cd site && ${commit} one
+    git clone --quiet . ../website && ${commit} two && git tag v2 && ${commit} three
+    mkdir ../bin && ln -s /bin/true ../bin/systemctl && ln -s /bin/true ../bin/curl`);
+    const release = async (ref: string) => {
+      const job = `cd website && export PATH="$PWD/../bin:$PATH" DEPLOY_REF=${ref} DEPLOY_OUTPUT=../outputs`;
+      await there.shell(`${job}\n${readmeBlock('release-website.sh')}`);
+      return (await there.shell('git -C website log -1 --format=%s')).stdout.trim();
+    };
+    for (const ref of ['main', 'refs/heads/main']) t.equal(await release(ref), 'three', ref);
+    for (const ref of ['v2', 'refs/tags/v2']) t.equal(await release(ref), 'two', ref);
+    await t.rejects(release('no-such'), { code: 1, stderr: /there is no no-such/ });
+  },
+);
+
 t.test('a release of compose that fails goes back to the tag that succeeded last', async (t) => {
   const there = reader(t);
   const bin = join(there.directory, 'bin');
