@@ -120,7 +120,7 @@ export function findingsOfUnopened(
     const short = problem(
       'integrity',
       'the file or its -wal was cut short while a program had it open: what was cut off is lost',
-      'restart davit, which goes on with what is left, then see whether davit doctor finds it whole',
+      `end davit and whatever else has the file open ('fuser -v ${path}-shm' shows it), then start davit, which goes on with what is left, and see whether davit doctor finds it whole`,
     );
     return [short, ...ofPlace];
   }

@@ -288,6 +288,24 @@ t.test('a WAL that was cut short takes no writes, and a clean stop leaves what t
   t.strictSame(found.prepare('SELECT name FROM projects').pluck().all(), ['kept']);
 });
 
+t.test('a WAL that was cut short takes no writes until nothing has the file open', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  const other = openForWriting(path, realEffects);
+  other.prepare('SELECT * FROM projects').all();
+  for (let restarts = 0; restarts < 2; restarts++) {
+    const writer = createWriter(openForWriting(path, realEffects), realEffects);
+    if (restarts === 0) await writer.write('projects.create', PROJECT);
+    truncateSync(`${path}-wal`, 0);
+    const message = /until davit and whatever else has the file open was ended/;
+    await t.rejects(writer.write('projects.create', PROJECT), { code: 'unavailable', message });
+    await writer.close();
+  }
+  other.close();
+  const writer = createWriter(openForWriting(path, realEffects), realEffects);
+  t.match(await writer.write('projects.create', PROJECT), { status: 'active' });
+  await writer.close();
+});
+
 t.test('a WAL that another process has copied and emptied is not one that was cut short', async (t) => {
   const store = testStore(t, realEffects);
   await store.project({ name: 'one' });
