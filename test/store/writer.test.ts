@@ -288,6 +288,41 @@ t.test('a WAL that was cut short takes no writes, and a clean stop leaves what t
   t.strictSame(found.prepare('SELECT name FROM projects').pluck().all(), ['kept']);
 });
 
+t.test('a WAL that is cut short while a write is under way does not take its commit', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  let cuts = false;
+  const now = () => {
+    if (cuts) truncateSync(`${path}-wal`, 0);
+    return realEffects.now();
+  };
+  const effects = { ...realEffects, now };
+  const writer = createWriter(openForWriting(path, effects), effects);
+  t.teardown(() => writer.close());
+  await writer.write('projects.create', PROJECT);
+  cuts = true;
+  await t.rejects(writer.write('projects.create', PROJECT), { message: /-wal was cut short/ });
+  t.equal(walBytesOf(path), 0);
+});
+
+t.test('a commit that failed is not overwritten in a WAL that was cut short', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  const database = openForWriting(path, realEffects);
+  const commit = database.prepare('COMMIT');
+  let commits = 0;
+  const run = () => {
+    commits += 1;
+    if (commits !== 2) return commit.run();
+    truncateSync(`${path}-wal`, 0);
+    throw new Sqlite.SqliteError('disk I/O error', 'SQLITE_IOERR_WRITE');
+  };
+  const failing = preparedBy(database, (sql) => (sql === 'COMMIT' ? { run } : database.prepare(sql)));
+  const writer = createWriter(failing, realEffects);
+  t.teardown(() => writer.close());
+  await writer.write('projects.create', PROJECT);
+  await t.rejects(writer.write('projects.create', PROJECT), { code: 'unavailable' });
+  t.equal(walBytesOf(path), 0);
+});
+
 t.test('a WAL that was cut short takes no writes until nothing has the file open', async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
   const other = openForWriting(path, realEffects);
@@ -337,6 +372,42 @@ t.test(
     t.notOk(other.inTransaction);
   },
 );
+
+for (const [moment, sql] of [
+  ['between the two looks at it', 'PRAGMA wal_checkpoint(NOOP)'],
+  ['while a group begins again', 'ROLLBACK'],
+] as const) {
+  t.test(`a WAL that another process empties ${moment} is not one that was cut short`, async (t) => {
+    const path = join(temporaryDirectory(t), 'davit.db');
+    const other = openForWriting(path, realEffects);
+    t.teardown(() => other.close());
+    other.exec('UPDATE instance SET probes = probes + 1');
+    const database = openForWriting(path, realEffects);
+    const statement = database.prepare<[], unknown>(sql);
+    let emptied = 0;
+    const thenEmpty = (result: unknown) => {
+      if (walBytesOf(path) > 0) emptied += 1;
+      other.pragma('wal_checkpoint(TRUNCATE)');
+      return result;
+    };
+    const emptying = {
+      get: () => thenEmpty(statement.get()),
+      run: () => thenEmpty(statement.run()),
+    };
+    const writer = createWriter(
+      preparedBy(database, (text) => (text === sql ? emptying : database.prepare(text))),
+      realEffects,
+    );
+    t.teardown(() => writer.close());
+    const [good, bad] = await Promise.allSettled([
+      writer.write('projects.create', { ...PROJECT, name: 'good' }),
+      writer.write('projects.create', { ...PROJECT, name: 'bad', variables: { A: null as never } }),
+    ]);
+    t.match(good, { status: 'fulfilled' });
+    t.match(bad, { status: 'rejected', reason: /NOT NULL constraint failed/ });
+    t.equal(emptied, 1);
+  });
+}
 
 t.test('a WAL of smaller pages than those of davit is not one that was cut short', async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
