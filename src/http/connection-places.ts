@@ -44,7 +44,10 @@ export function placesFor(openFiles: number): number {
 
 /** For so long, the rest of a body may be on its way. */
 const BODY_MS = 1_000;
-/** For so long, strangers may send bodies and take answers, all of which are small, whatever they send behind them. */
+/**
+ * For so long from the first request of a connection, a stranger may send bodies and take answers, all of which are
+ * small: with a second for each, 340 connections that began another body in time kept everybody out of 329 places.
+ */
 const STRANGER_MS = 1_000;
 /** The kernel takes an answer in steps of up to 0.9 MB, for which a client that reads steadily may need seconds. */
 const TAKEN_MS = 10_000;
@@ -109,16 +112,15 @@ export function createConnectionPlaces(
     let isStranger = true;
     let latest: IncomingMessage | undefined;
     let latestAtMs = 0;
-    let underWaySinceMs = 0;
+    let firstAtMs = Number.POSITIVE_INFINITY;
     let takenAtLook: number | undefined;
     let takenSinceMs = 0;
     const connection: OpenConnection = {
       begin(request) {
         latest = request;
         latestAtMs = effects.monotonicMs();
-        if (list === underWay || isRefused || !isOpen) return;
-        underWaySinceMs = latestAtMs;
-        moveTo(underWay);
+        firstAtMs = Math.min(firstAtMs, latestAtMs);
+        if (list !== underWay && !isRefused && isOpen) moveTo(underWay);
       },
       welcome() {
         isStranger = false;
@@ -140,7 +142,7 @@ export function createConnectionPlaces(
       mayGiveWay(nowMs) {
         if (!hasPlace || latest === undefined) return false;
         const isSending = latest.socket.writableLength > 0;
-        if (isStranger && (isSending || !latest.complete)) return nowMs - underWaySinceMs >= STRANGER_MS;
+        if (isStranger && (isSending || !latest.complete)) return nowMs - firstAtMs >= STRANGER_MS;
         if (!latest.complete) return nowMs - latestAtMs >= BODY_MS;
         const bytes = isSending ? takenBytes(socket) : undefined;
         if (bytes !== undefined && bytes === takenAtLook) return nowMs - takenSinceMs >= TAKEN_MS;
