@@ -279,7 +279,7 @@ const REFUSED: { name: string; request: Buffer; status: number; code: string; re
     request: withLength('\ufeff{}'),
     status: 400,
     code: 'invalid_request',
-    reason: /not valid JSON/,
+    reason: /must not begin with a byte order mark/,
   },
   {
     name: 'bytes that are not UTF-8',
