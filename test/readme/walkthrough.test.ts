@@ -150,8 +150,9 @@ t.test(
   async (t) => {
     const there = reader(t);
     const commit = 'git -c user.name=me -c user.email=me@example.com commit --quiet --allow-empty --message';
-    await there.shell(`git init --quiet --initial-branch=main site && cd site && ${commit} one
-    git clone --quiet . ../website && ${commit} two && git tag v2 && ${commit} three
+    await there.shell(`git init --quiet --initial-branch=old site && cd site && ${commit} one && git branch main
+    git clone --quiet . ../website && git checkout --quiet main && git branch --quiet -D old
+    ${commit} two && git tag v2 && ${commit} three
     mkdir ../bin && ln -s /bin/true ../bin/systemctl && ln -s /bin/true ../bin/curl`);
     const release = async (ref: string) => {
       const job = `cd website && export PATH="$PWD/../bin:$PATH" DEPLOY_REF=${ref} DEPLOY_OUTPUT=../outputs`;
@@ -159,8 +160,11 @@ t.test(
       return (await there.shell('git -C website log -1 --format=%s')).stdout.trim();
     };
     for (const ref of ['main', 'refs/heads/main']) t.equal(await release(ref), 'three', ref);
-    for (const ref of ['v2', 'refs/tags/v2']) t.equal(await release(ref), 'two', ref);
-    await t.rejects(release('no-such'), { code: 1, stderr: /there is no no-such/ });
+    const two = (await there.shell('git -C site rev-parse v2')).stdout.trim();
+    for (const ref of ['v2', 'refs/tags/v2', two, two.slice(0, 10)]) t.equal(await release(ref), 'two', ref);
+    for (const ref of ['no-such', 'old']) {
+      await t.rejects(release(ref), { code: 1, stderr: new RegExp(`there is no ${ref}`) });
+    }
   },
 );
 
