@@ -9,8 +9,8 @@ export interface Cidr {
 
 type CidrResult = { ok: true; cidr: Cidr } | { ok: false; reason: string };
 
-/** Parses `10.0.0.0/8` or `fd00::/8`; an address alone is a block of one. Host bits must be zero. */
-export function parseCidr(text: string): CidrResult {
+/** Parses `10.0.0.0/8` or `fd00::/8`; an address alone is a block of one. Host bits must be zero, unless any may be set. */
+export function parseCidr(text: string, { anyHostBits = false } = {}): CidrResult {
   const [address = '', prefix, ...rest] = text.split('/');
   const bytes = bytesOf(address);
   if (bytes === undefined || address.includes('%') || rest.length > 0) {
@@ -22,10 +22,10 @@ export function parseCidr(text: string): CidrResult {
   }
   const prefixLength = prefix === undefined ? bits : Number(prefix);
   const network = bytes.map((byte, index) => byte & maskOfByte(prefixLength, index));
-  if (network.some((byte, index) => byte !== bytes[index])) {
+  if (!anyHostBits && network.some((byte, index) => byte !== bytes[index])) {
     return { ok: false, reason: 'must be the first address of its block: bits after the prefix are set' };
   }
-  return { ok: true, cidr: { bytes, prefixLength } };
+  return { ok: true, cidr: { bytes: network, prefixLength } };
 }
 
 /** Whether any of the blocks contains the address. IPv4-mapped ones (`::ffff:10.0.0.1`) match IPv6 blocks only. */

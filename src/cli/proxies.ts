@@ -21,10 +21,11 @@ export function proxiesOf(environment: Environment, url: URL) {
   };
 }
 
+/** Also `127.0.0.1/8`, which curl, Go and Python take for the block of that address. */
 function blocksIn(noProxy: string): Cidr[] {
   return noProxy
     .split(/[,\s]+/)
-    .map(parseCidr)
+    .map((text) => parseCidr(text, { anyHostBits: true }))
     .flatMap((parsed) => (parsed.ok ? [parsed.cidr] : []));
 }
 

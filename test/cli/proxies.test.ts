@@ -36,6 +36,8 @@ t.test('an address in a block of NO_PROXY is reached without a proxy', async (t)
   t.ok(isDirect('http://10.1.2.3:8080', 'localhost, 10.0.0.0/8'));
   t.ok(isDirect('https://[fd00::1]', '10.0.0.0/8,fd00::/8'));
   t.notOk(isDirect('http://11.1.2.3', '10.0.0.0/8'));
+  t.ok(isDirect('http://127.0.0.2', '127.0.0.1/8'), 'any address of the block may stand for it');
+  t.notOk(isDirect('http://128.0.0.1', '127.0.0.1/8'));
   t.notOk(isDirect('http://davit.corp', '0.0.0.0/0,::/0'), 'names are not looked up for it');
   const { stderr } = await deployTo(NOBODY, { HTTP_PROXY: `${NOWHERE}:3128`, NO_PROXY: '127.0.0.0/8' });
   t.match(lastLine(stderr), /^error: 127\.0\.0\.1:1 cannot be reached \(ECONNREFUSED\)/);
