@@ -67,6 +67,7 @@ export function findingsOfFile(
 ): DoctorFinding[] {
   const { reads, examination } = examined;
   const checks = [
+    () => (examination.isWalWhole() ? [] : [cutShort('wal', file)]),
     () => (file.service === null ? [] : [checkServedWal(file, examination.walUncopiedBytes())]),
     () => [checkWrites(file, examination.keptTransaction(effects), lookedUp)],
     () => checkIntegrity(examination),
@@ -101,35 +102,32 @@ export function damage(file: Unusable): DoctorFinding {
  * SQLite has to create -wal and -shm. Adds a finding of the disk, if `ofPlace` has no problem of it. Throws any other
  * error.
  */
-export function findingsOfUnopened(
-  { path }: Case,
-  error: unknown,
-  ofPlace: DoctorFinding[],
-): DoctorFinding[] {
+export function findingsOfUnopened(file: Case, error: unknown, ofPlace: DoctorFinding[]): DoctorFinding[] {
   if (isLocked(error)) {
     const locked = problem(
       'writes',
       'another process keeps the file locked, for reading too: davit can do nothing with it',
-      `wait if that is a restore, a migration or a start of davit, else end it: 'fuser -v ${path}' shows which processes have the file open`,
+      `wait if that is a restore, a migration or a start of davit, else end it: 'fuser -v ${file.path}' shows which processes have the file open`,
     );
     return [locked, ...ofPlace];
   }
   if (ofPlace.some((finding) => finding.check === 'disk' && isProblem(finding))) return ofPlace;
   if (!isFailureOfDisk(error)) throw error;
-  if (codeOf(error) === 'SQLITE_IOERR_SHORT_READ') {
-    const short = problem(
-      'integrity',
-      'the file or its -wal was cut short while a program had it open: what was cut off is lost',
-      `end davit and whatever else has the file open ('fuser -v ${path}-shm' shows it), then start davit, which goes on with what is left, and see whether davit doctor finds it whole`,
-    );
-    return [short, ...ofPlace];
-  }
+  if (codeOf(error) === 'SQLITE_IOERR_SHORT_READ') return [cutShort('integrity', file), ...ofPlace];
   const disk = problem(
     'disk',
     `the file cannot be used (${messageOf(error)}, ${codeOf(error)})`,
     'see what the kernel says of the disk (dmesg), and whether a quota is used up',
   );
   return [disk, ...ofPlace];
+}
+
+function cutShort(check: 'integrity' | 'wal', { path }: Case): DoctorFinding {
+  return problem(
+    check,
+    'the file or its -wal was cut short while a program had it open: what was cut off is lost',
+    `end davit and whatever else has the file open ('fuser -v ${path}-shm' shows it), then start davit, which goes on with what is left, and see whether davit doctor finds it whole`,
+  );
 }
 
 /** For a file of an older davit, whose contents can be checked only once it is migrated. */

@@ -23,7 +23,7 @@ import {
 import { lockersOf } from './file-locks.ts';
 import { refuseOtherMachine } from './lock.ts';
 import { type Reads, readsOn } from './store.ts';
-import { walUseOf } from './wal.ts';
+import { walUseOf, watchWal } from './wal.ts';
 
 /** A file that was opened for examination. Nothing can be written to it. */
 export interface ExaminedFile {
@@ -118,7 +118,10 @@ function examine(database: Database) {
     keptTransaction: (effects: Pick<Effects, 'monotonicMs' | 'block'>) =>
       keptTransaction(database.name, effects),
 
-    walUncopiedBytes: (): number => walUncopiedBytes(database),
+    walUncopiedBytes: (): number => unlessReadOnly(() => walUseOf(database)().uncopiedBytes, 0),
+
+    /** False: somebody has cut the -wal short. All of the file can be read even so, if all of it was copied by then. */
+    isWalWhole: (): boolean => unlessReadOnly(() => watchWal(database).note(), true),
 
     newestMs: (): number => newestMs(database),
 
@@ -134,12 +137,12 @@ function examine(database: Database) {
   };
 }
 
-/** 0 where SQLite does not tell: on a read-only file system. */
-function walUncopiedBytes(database: Database): number {
+/** `otherwise` on a read-only file system, where SQLite does not tell the use of the WAL. */
+function unlessReadOnly<Value>(read: () => Value, otherwise: Value): Value {
   try {
-    return walUseOf(database)().uncopiedBytes;
+    return read();
   } catch (error) {
-    if (sqliteCode(error)?.startsWith('SQLITE_READONLY') === true) return 0;
+    if (sqliteCode(error)?.startsWith('SQLITE_READONLY') === true) return otherwise;
     throw error;
   }
 }

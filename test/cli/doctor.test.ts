@@ -208,6 +208,26 @@ t.test('a -wal that was cut short while davit has it open is a problem', async (
   );
 });
 
+t.test(
+  'a -wal that was cut short is a problem also where all of it had been copied, and davit writes no more',
+  async (t) => {
+    const { directory, davit } = await withProject(t);
+    const path = join(directory, 'davit.db');
+    const store = openStore(path, realEffects);
+    t.teardown(store.close);
+    await store.writer.write('projects.create', PROJECT);
+    const other = new Sqlite(path);
+    other.pragma('wal_checkpoint(PASSIVE)');
+    other.close();
+    truncateSync(`${path}-wal`, 0);
+    await t.rejects(store.writer.write('projects.create', PROJECT), { message: /the -wal was cut short/ });
+    const { exitCode, stdout } = await davit(['doctor']);
+    t.equal(exitCode, 1);
+    t.match(stdout, /^wal +problem +the file or its -wal was cut short while a program had it open/m);
+    t.match(stdout, /^wal +end davit and whatever else has the file open/m);
+  },
+);
+
 t.test('a disk that refuses writes despite free space is a problem', async (t) => {
   const { davit, directory } = place(t);
   await davit(['admin', 'project', 'create', '--name', 'x']);
