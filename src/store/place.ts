@@ -20,8 +20,8 @@ export const MOVED =
 
 /** Why nothing is written once the -wal is shorter than what is in use of it, see `watchWal`. */
 export const CUT_SHORT =
-  'the -wal was cut short, and the latest writes with it: nothing is written until davit and whatever else has the ' +
-  'file open was ended; started again, davit goes on with what is left';
+  'the -wal was cut short, and what only it had is lost: nothing is written until davit and whatever else has the file ' +
+  'open was ended; started again, davit goes on with what is left';
 
 /**
  * Which file a path led to when it was opened; undefined numbers: none. A plain value, which may be posted to a thread.
