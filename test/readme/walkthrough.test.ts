@@ -1,4 +1,5 @@
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { hash } from 'node:crypto';
 import { once } from 'node:events';
 import { mkdirSync, readdirSync, readFileSync, readlinkSync, symlinkSync, writeFileSync } from 'node:fs';
 import { connect } from 'node:net';
@@ -152,7 +153,10 @@ t.test(
   async (t) => {
     const there = reader(t);
     const commit = 'git -c user.name=me -c user.email=me@example.com commit --quiet --allow-empty --message';
-    await there.shell(`git init --quiet --initial-branch=old site && cd site && ${commit} one && git branch main
+    // So that the ids of the commits are always the same.
+    const dates =
+      "export GIT_AUTHOR_DATE='2026-01-01 00:00 +0000' GIT_COMMITTER_DATE='2026-01-01 00:00 +0000'";
+    await there.shell(`${dates}\ngit init --quiet --initial-branch=old site && cd site && ${commit} one && git branch main
     git clone --quiet . ../website && git checkout --quiet main && git branch --quiet -D old
     ${commit} two && git tag v2 && ${commit} three
     mkdir ../bin && ln -s /bin/true ../bin/systemctl && ln -s /bin/true ../bin/curl`);
@@ -165,7 +169,11 @@ t.test(
     };
     for (const ref of ['main', 'refs/heads/main']) t.equal(await release(ref), 'three', ref);
     const two = (await there.shell('git -C site rev-parse v2')).stdout.trim();
+    let text = 0;
+    while (!hash('sha1', `blob ${`${text}`.length}\0${text}`).startsWith(two.slice(0, 4))) text += 1;
+    await there.shell(`printf ${text} | git -C website hash-object -w --stdin`);
     for (const ref of ['v2', 'refs/tags/v2', two, two.slice(0, 10)]) t.equal(await release(ref), 'two', ref);
+    t.equal(await release(two.slice(0, 4)), 'two', 'what a file also begins with is a commit');
     for (const ref of ['no-such', 'old']) {
       await t.rejects(release(ref), { code: 1, stderr: new RegExp(`there is no ${ref}`) });
     }
