@@ -69,14 +69,12 @@ function explained(reason: string, verification: Verification, body: Buffer): st
   if (!isSigningSecret(verification.secret)) {
     return `${reason}: the secret is not as davit shows it, whsec_ and 44 characters`;
   }
-  // As echo and editors append one.
-  const withoutLineEnd = body.subarray(0, body.at(-1) === LINE_FEED ? -1 : body.length);
+  // As echo and editors append one, those of Windows CR LF.
+  const withoutLineEnd = Buffer.from(body.toString('latin1').replace(/\r?\n$/, ''), 'latin1');
   return verify({ ...verification, body: withoutLineEnd, toleranceSeconds: Infinity }).ok
     ? `${reason}: but one does without the line end after the body`
     : reason;
 }
-
-const LINE_FEED = 0x0a;
 
 function parseTolerance(text: string): number {
   const durationMs = parseDuration(/^\d+$/.test(text) ? `${text}s` : text);

@@ -53,7 +53,7 @@ t.test('an altered body, a wrong time, a wrong secret or a bad header is rejecte
 t.test(
   'what was probably copied wrong is said: the secret with its quotes, the body with a line end',
   async (t) => {
-    const withLineEnd = Buffer.concat([BODY, Buffer.from('\n')]);
+    const ending = (lineEnd: string) => Buffer.concat([BODY, Buffer.from(lineEnd)]);
     const of = async (secret: string, body?: Buffer) =>
       (await verify(['--secret', secret, '--header', header()], {}, body)).stderr;
     const secretIsWrong =
@@ -61,11 +61,13 @@ t.test(
     t.equal(await of(`"${SECRET}"`), secretIsWrong);
     t.equal(await of(SECRET.replace('whsec_', '')), secretIsWrong);
     t.equal(await of(`${SECRET}\n`), secretIsWrong);
-    t.equal(
-      await of(SECRET, withLineEnd),
-      'error: no signature matches the secret and the body: but one does without the line end after the body\n',
-    );
-    t.equal(await of(OTHER_SECRET, withLineEnd), 'error: no signature matches the secret and the body\n');
+    for (const lineEnd of ['\n', '\r\n']) {
+      t.equal(
+        await of(SECRET, ending(lineEnd)),
+        'error: no signature matches the secret and the body: but one does without the line end after the body\n',
+      );
+    }
+    t.equal(await of(OTHER_SECRET, ending('\n')), 'error: no signature matches the secret and the body\n');
   },
 );
 
