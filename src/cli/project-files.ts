@@ -102,6 +102,7 @@ function checkCommand(
   const path = commandPath(request) ?? request.command[0];
   return [
     checkReadable(path),
+    ...checkShellOption(path),
     ...checkProgramOfEnv(project, path, request),
     ...checkWritable('command', path),
     ...checkView('command', path, surroundings),
@@ -159,6 +160,20 @@ function checkView(
   }
 }
 
+/** Other interpreters may ignore it, as perl does. */
+function checkShellOption(path: string): FileFinding[] {
+  const { interpreter, argument } = firstLineOf(path);
+  if (!/^(?:a|ba|da|k|z)?sh$/.test(basename(interpreter)) || !/^[-+].*\r$/.test(argument)) return [];
+  const line = `#!${interpreter} ${argument.slice(0, -1)}`;
+  return [
+    problem(
+      'command',
+      `${path} begins with ${line} and a CR, which the shell takes for one more option`,
+      lineEndAdvice(path),
+    ),
+  ];
+}
+
 /** `#!/usr/bin/env node` is started in any case, and then looks for node in the command's own PATH. */
 function checkProgramOfEnv(project: ProjectDetails, path: string, request: SpawnRequest): FileFinding[] {
   const program = programOfEnv(path);
@@ -183,14 +198,19 @@ function adviceForProgramOfEnv(program: string, path: string): string | undefine
 
 /** What env(1) is told to run; undefined: that is not env, or its options and quotes leave it open. */
 function programOfEnv(path: string): string | undefined {
-  const beginning = beginningOf(path);
-  const { interpreter = '', argument = '' } = (beginning && firstLineIn(beginning)) ?? {};
+  const { interpreter, argument } = firstLineOf(path);
   if (basename(interpreter) !== 'env' || argument === '') return undefined;
   const [, split] = /^-S[ \t]*(.*)$/.exec(argument) ?? [];
   if (split === undefined) return /^-|=/.test(argument) ? undefined : argument;
   const [, settings = '', program = ''] = /^((?:[^ \t=]+=[^ \t]*[ \t]+)*)([^ \t=]+)/.exec(split) ?? [];
   const isOpen = program === '' || /["'\\$]|^-|\bPATH=/.test(settings + program);
   return isOpen ? undefined : program;
+}
+
+/** Empty where it is no script, or may not be read. */
+function firstLineOf(path: string): { interpreter: string; argument: string } {
+  const beginning = beginningOf(path);
+  return (beginning && firstLineIn(beginning)) ?? { interpreter: '', argument: '' };
 }
 
 /** In a directory with this bit only the owner of a file may replace it, inode(7). */

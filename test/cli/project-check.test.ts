@@ -130,6 +130,12 @@ t.test('each cause that makes a deployment fail is found, with advice', async (t
       /CR LF.*sed -i 's\/\\r\$\/\/' .+deploy\.sh'?$/,
     ],
     [
+      'line ends of another system, behind an option of a shell',
+      (there) => ['--', script(there, 'deploy.sh', '#!/bin/sh -e\r\necho\r\n')],
+      /\/deploy\.sh begins with #!\/bin\/sh -e and a CR, which the shell takes for one more option$/,
+      /CR LF.*sed -i 's\/\\r\$\/\/' .+deploy\.sh'?$/,
+    ],
+    [
       'a byte order mark before #!',
       (there) => ['--', script(there, 'deploy.sh', '\ufeff#!/bin/sh\n')],
       /neither a program for this machine nor a script that begins with #!$/,
