@@ -239,6 +239,25 @@ t.test('the CI job of the README exits as the deployment ended', ifHas('curl', '
   await t.rejects(job('good', 'job-bad'), { code: 1, stdout: '', stderr: /idempotency_key_reused/ });
 });
 
+t.test('a job of GitHub that is canceled cancels its deployment', ifHas('bash'), async (t) => {
+  const there = reader(t);
+  await there.shell("davit admin project create --name site -- /bin/sh -c 'echo started; sleep 5'");
+  const { url } = await there.serve();
+  const [, step = ''] = /- run: (.*davit deploy prj_….*)/.exec(readmeBlock('github.yaml')) ?? [];
+  const file = join(there.directory, 'step.sh');
+  const words = step.replace('./davit', executablePath()).replace('prj_…', '"$PROJECT"');
+  writeFileSync(file, `${await there.variables('site')}\nGITHUB_SHA=main\n${words}\n`);
+  // As its runner starts it and ends it: the signal is for this process alone.
+  const job = spawn('bash', ['-e', file], {
+    env: { PATH: process.env['PATH'], DAVIT_URL: url },
+    stdio: ['ignore', 'pipe', 'ignore'],
+  });
+  const ended = once(job, 'exit');
+  for await (const line of createInterface({ input: job.stdout })) if (line === 'started') job.kill('SIGINT');
+  t.strictSame(await ended, [1, null]);
+  t.strictSame(await there.endings(), [['main', 'canceled', null]]);
+});
+
 t.test('the CI job goes on after what was refused for now or cut off', ifHas('curl', 'jq'), async (t) => {
   const there = reader(t);
   const service = await startReceiver(t, {
