@@ -307,6 +307,8 @@ export interface Key {
   all_projects: boolean;
   project_ids: ProjectId[];
   created_at: Timestamp;
+  /** When the current secret replaced another; null if it is the first. */
+  rotated_at: Timestamp | null;
   expires_at: Timestamp | null;
   revoked_at: Timestamp | null;
   last_used_at: Timestamp | null;

@@ -234,6 +234,7 @@ function keyText(key: Key, old: readonly OutgoingSecret[], store: Store, context
         : key.project_ids.map((id) => `${names.get(id) ?? ''} (${id})`).join(', '),
     ],
     ['created', at(key.created_at)],
+    ['rotated', at(key.rotated_at)],
     ['last used', at(key.last_used_at) ?? 'never'],
     ['expires', at(key.expires_at) ?? 'never'],
     ['revoked', at(key.revoked_at)],

@@ -46,6 +46,7 @@ interface KeyRow {
   revoked_at: number | null;
   last_used_at: number | null;
   last4: string;
+  rotated_at: number | null;
   project_ids: string;
 }
 
@@ -61,6 +62,8 @@ interface CallerRow {
 const KEY_COLUMNS = `
   k.id, k.name, k.scopes, k.all_projects, k.created_at, k.expires_at, k.revoked_at, k.last_used_at,
   (SELECT s.last4 FROM key_secrets s WHERE s.key_id = k.id AND s.expires_at IS NULL) AS last4,
+  (SELECT nullif(s.created_at, k.created_at) FROM key_secrets s
+    WHERE s.key_id = k.id AND s.expires_at IS NULL) AS rotated_at,
   (SELECT json_group_array(p.project_id) FROM key_projects p WHERE p.key_id = k.id) AS project_ids`;
 
 /** Keys, and authentication by their secrets. */
@@ -260,6 +263,7 @@ function toKey(row: KeyRow): Key {
     all_projects: row.all_projects === 1,
     project_ids: JSON.parse(row.project_ids) as ProjectId[],
     created_at: timestamp(row.created_at),
+    rotated_at: optionalTimestamp(row.rotated_at),
     expires_at: optionalTimestamp(row.expires_at),
     revoked_at: optionalTimestamp(row.revoked_at),
     last_used_at: optionalTimestamp(row.last_used_at),

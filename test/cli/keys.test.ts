@@ -276,6 +276,11 @@ t.test('a rotated key keeps its id, and its old secret works for the overlap', a
     /^key ci \(key_\w+\) has a new secret; the old one ends in 1d12h; this is its secret/,
   );
   const third = await there.davit(['admin', 'key', 'rotate', first.id]);
+  t.match(
+    (await there.davit(['admin', 'key', 'show', 'ci'])).stdout,
+    /^created +20.*\nrotated +20.*\nlast used/m,
+    'whoever has the old secret is told only that it is wrong',
+  );
   t.match(third.stderr, /^key ci \(key_\w+\) has a new secret; the old one ended; this is its secret/);
   for (const { secret } of [first, second]) t.equal(holderOf(there, secret), undefined);
   t.match(holderOf(there, third.stdout.trim()), { keyId: first.id });

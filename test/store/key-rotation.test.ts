@@ -1,4 +1,5 @@
 import t from 'tap';
+import { timestamp } from '../../src/domain.ts';
 import { HOUR_MS } from '../../src/durations.ts';
 import { hashKeySecret } from '../../src/secrets.ts';
 import { fakeEffects } from '../helpers/effects.ts';
@@ -12,6 +13,17 @@ t.test('without an overlap the old secret ends at once', async (t) => {
   t.equal(holder(secret), undefined);
   t.equal(holder(rotated.secret), keyId);
   t.equal(store.query('SELECT 1 FROM key_secrets').length, 1, 'the row of the old secret is removed');
+});
+
+t.test('a key knows when it was given its present secret, unless it has still its first', async (t) => {
+  const { store, effects } = setup(t);
+  const { keyId } = await store.key();
+  t.equal(store.reads.keys.get(keyId)?.rotated_at, null);
+  for (const overlapMs of [HOUR_MS, 0]) {
+    effects.advance(HOUR_MS);
+    const { key } = await store.writer.write('keys.rotate', { id: keyId, overlapMs });
+    t.equal(key.rotated_at, timestamp(effects.now()));
+  }
 });
 
 t.test('with an overlap both secrets work until it is over', async (t) => {
