@@ -9,7 +9,7 @@ export interface ConfirmedOptions {
 
 /**
  * Returns only after `--yes`, or when the user says yes. Otherwise ends with exit code 1, or 2 if there is no terminal
- * to ask on.
+ * to ask on. The first line of the question tells the consequence.
  */
 export async function confirm(
   command: Command,
@@ -19,8 +19,12 @@ export async function confirm(
 ): Promise<void> {
   if (yes === true) return;
   const answer = await terminal.ask(`${question} [y/N] `);
-  if (answer === null)
-    misused(command, 'this must be confirmed, but there is no terminal to ask on: give --yes');
+  if (answer === null) {
+    const [consequence = ''] = question.split('\n');
+    const stated =
+      consequence === '' ? 'this' : `${consequence.charAt(0).toLowerCase()}${consequence.slice(1)} It`;
+    misused(command, `${stated} must be confirmed, but there is no terminal to ask on: give --yes`);
+  }
   if (isYes(answer)) return;
   terminal.note('nothing was changed');
   throw new Refusal('not confirmed');
