@@ -103,6 +103,6 @@ function failureText(error: string | null): string {
     case 'url_refused':
       return 'davit sends to https:// only: --webhook-allow-http allows http://, here and for davit serve';
     default:
-      return 'the receiver could not be reached';
+      return 'no HTTP answer came from the receiver';
   }
 }

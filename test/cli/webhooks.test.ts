@@ -285,7 +285,7 @@ t.test('a ping without a 2xx answer exits with 1 and names the cause', async (t)
     [[], /^error +url_refused$/m, /--webhook-allow-http allows http:/],
     [['--webhook-allow-http'], /^error +address_refused$/m, /--webhook-allow-cidr allows others/],
     [OPENED, /^answer +503$/m, /must answer with 2xx/],
-    [[...OPENED, '--webhook-timeout', '1s'], /^error +timeout$/m, /could not be reached/],
+    [[...OPENED, '--webhook-timeout', '1s'], /^error +timeout$/m, /^no HTTP answer came from the receiver$/m],
   ];
   for (const [options, stdout, stderr] of cases) {
     t.match(await there.davit(webhook('ping', id, ...options)), { stdout, stderr, exitCode: 1 });
