@@ -1,6 +1,12 @@
 import { type Command, InvalidArgumentError } from 'commander';
-import { NO_MATCH, TOLERANCE_SECONDS, type Verification, verify } from '../deliver/sign.ts';
-import { LONGEST_DURATION, parseDuration } from '../durations.ts';
+import {
+  NO_MATCH,
+  OUTSIDE_TOLERANCE,
+  TOLERANCE_SECONDS,
+  type Verification,
+  verify,
+} from '../deliver/sign.ts';
+import { formatDuration, LONGEST_DURATION, parseDuration } from '../durations.ts';
 import { option } from '../options.ts';
 import { isSigningSecret } from '../secrets.ts';
 import { type CommandContext, explain, jsonOption, Refusal, requiredOption } from './command.ts';
@@ -65,6 +71,11 @@ async function verifyInput(options: VerifyOptions, context: CommandContext): Pro
 function explained(reason: string, verification: Verification, body: Buffer): string {
   // No delivery is empty, but Node also reads nothing from a stdin that is closed or a directory.
   if (body.length === 0) return 'stdin is empty: give the body there, as in < body';
+  if (reason === OUTSIDE_TOLERANCE)
+    return `the signature is right, but ${reason}: ${distanceText(verification)}`;
+  if (/^(webhook-signature:\s*)?v1,/i.test(verification.header ?? '')) {
+    return `${reason}: Service-Signature is meant, not webhook-signature`;
+  }
   if (reason !== NO_MATCH) return reason;
   if (!isSigningSecret(verification.secret)) {
     return `${reason}: the secret is not as davit shows it, whsec_ and 44 characters`;
@@ -74,6 +85,13 @@ function explained(reason: string, verification: Verification, body: Buffer): st
   return verify({ ...verification, body: withoutLineEnd, toleranceSeconds: Infinity }).ok
     ? `${reason}: but one does without the line end after the body`
     : reason;
+}
+
+/** Of a header that has a time. */
+function distanceText({ header, nowSeconds }: Verification): string {
+  const [, atSeconds] = /(?:^|,)t=(\d+)/.exec(header ?? '') ?? [];
+  const ageMs = (nowSeconds - Number(atSeconds)) * 1_000;
+  return `${formatDuration(Math.abs(ageMs))} ${ageMs > 0 ? 'before' : 'after'} now`;
 }
 
 function parseTolerance(text: string): number {

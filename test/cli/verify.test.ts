@@ -3,7 +3,8 @@ import { closeSync, openSync } from 'node:fs';
 import t from 'tap';
 import { serviceSignature } from '../../src/deliver/sign.ts';
 import { realEffects } from '../../src/effects.ts';
-import { MAIN, run } from '../helpers/cli.ts';
+import { MAIN, run, runHere } from '../helpers/cli.ts';
+import { fakeEffects } from '../helpers/effects.ts';
 
 const SECRET = 'whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=';
 const OTHER_SECRET = SECRET.replace('AAE', 'AAA');
@@ -26,12 +27,10 @@ t.test('a delivery with a valid signature is ok', async (t) => {
   for (const result of results) t.strictSame(result, { stdout: 'ok\n', stderr: '', exitCode: 0 });
 });
 
-t.test('an altered body, a wrong time, a wrong secret or a bad header is rejected', async (t) => {
+t.test('an altered body, a wrong secret or a bad header is rejected', async (t) => {
   const altered = Buffer.concat([BODY, Buffer.from(' ')]);
   const results = await Promise.all([
     verify(['--secret', SECRET, '--header', header()], {}, altered),
-    verify(['--secret', SECRET, '--header', header(nowSeconds() - 310)]),
-    verify(['--secret', SECRET, '--header', header(nowSeconds() + 310)]),
     verify(['--secret', OTHER_SECRET, '--header', header()]),
     verify(['--secret', SECRET, '--header', 'nonsense']),
     verify(['--secret', '', '--header', header()]),
@@ -40,8 +39,6 @@ t.test('an altered body, a wrong time, a wrong secret or a bad header is rejecte
     results.map(({ stderr }) => stderr),
     [
       'error: no signature matches the secret and the body\n',
-      'error: the timestamp is outside the tolerance\n',
-      'error: the timestamp is outside the tolerance\n',
       'error: no signature matches the secret and the body\n',
       'error: the header has no t\n',
       'error: the secret is empty\n',
@@ -50,8 +47,19 @@ t.test('an altered body, a wrong time, a wrong secret or a bad header is rejecte
   for (const { stdout, exitCode } of results) t.strictSame([stdout, exitCode], ['', 1]);
 });
 
+t.test('a wrong time is told apart from a wrong signature, with how far it is from now', async (t) => {
+  const effects = fakeEffects();
+  const of = (seconds: number) => {
+    const words = ['--secret', SECRET, '--header', header(effects.now() / 1_000 + seconds)];
+    return runHere(['verify', ...words], { stdin: BODY, effects });
+  };
+  const outside = 'error: the signature is right, but the timestamp is outside the tolerance';
+  t.strictSame(await of(-310), { stdout: '', stderr: `${outside}: 5m10s before now\n`, exitCode: 1 });
+  t.strictSame(await of(310), { stdout: '', stderr: `${outside}: 5m10s after now\n`, exitCode: 1 });
+});
+
 t.test(
-  'what was probably copied wrong is said: the secret with its quotes, the body with a line end',
+  'what was probably copied wrong is said: the secret with its quotes, the body with a line end, the other header',
   async (t) => {
     const ending = (lineEnd: string) => Buffer.concat([BODY, Buffer.from(lineEnd)]);
     const of = async (secret: string, body?: Buffer) =>
@@ -67,6 +75,17 @@ t.test(
         'error: no signature matches the secret and the body: but one does without the line end after the body\n',
       );
     }
+    t.match(
+      await verify([
+        '--secret',
+        SECRET,
+        '--header',
+        'webhook-signature: v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4=',
+      ]),
+      {
+        stderr: 'error: the header has no t: Service-Signature is meant, not webhook-signature\n',
+      },
+    );
     t.equal(await of(OTHER_SECRET, ending('\n')), 'error: no signature matches the secret and the body\n');
   },
 );
