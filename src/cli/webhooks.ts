@@ -13,7 +13,7 @@ import { exactMomentOf, moment } from './moments.ts';
 import { nameOfWebhook, resolveWebhook, WEBHOOK_ARGUMENT } from './names.ts';
 import { printJson } from './results.ts';
 import { isServed } from './serving.ts';
-import { shortEvents, shortName, shortUrl } from './shorten.ts';
+import { shortEvents, shortName, shortSentence, shortUrl } from './shorten.ts';
 import { type Colour, fields, table } from './table.ts';
 import { defineDeliveries, defineReplay } from './webhook-deliveries.ts';
 import { definePing } from './webhook-ping.ts';
@@ -90,6 +90,11 @@ function printWebhooks(webhooks: readonly WebhookBacklog[], context: CommandCont
         title: 'FAILED',
         of: ({ consecutive_failures }) => (consecutive_failures === 0 ? '' : `${consecutive_failures}×`),
         colour: () => 'red',
+      },
+      {
+        title: 'LAST ERROR',
+        of: ({ status_reason, last_error }) => status_reason ?? last_error ?? '',
+        shorten: shortSentence,
       },
       { title: 'KEY', of: ({ created_by }) => created_by.name, shorten: shortName },
       { title: 'EVENTS', of: ({ events }) => events.join(' '), shorten: shortEvents },

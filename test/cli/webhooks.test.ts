@@ -50,12 +50,14 @@ t.test('webhooks are listed with their backlog and shown without their secrets',
   t.match(shown, { created_by: { key_id: there.keyId, name: 'ci' }, events: ['deployment.created'] });
   t.match(
     list.stdout,
-    new RegExp(`^ID +URL +STATUS +WAITING +KEY +EVENTS\n${first.id} +https://one\\.test/ +enabled +2 `),
+    new RegExp(
+      `^ID +URL +STATUS +WAITING +LAST ERROR +KEY +EVENTS\n${first.id} +https://one\\.test/ +enabled +2 +ci `,
+    ),
   );
   t.match(
     list.stdout,
-    new RegExp(`^${second.id} +https://two\\.test/ +disabled +2 `, 'm'),
-    'also what is held',
+    new RegExp(`^${second.id} +https://two\\.test/ +disabled +2 +disabled by the administrator +ci `, 'm'),
+    'also what is held, and why',
   );
   t.match(show.stdout, /^status +disabled: disabled by the administrator$/m);
   t.match(show.stdout, /^held +2$/m);
