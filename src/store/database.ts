@@ -91,12 +91,16 @@ export function inSnapshot<Result>(database: Database, read: () => Result): Resu
   return database.transaction(read).deferred();
 }
 
-/** A connection with the settings common to all. Throws what `openingProblem` makes of an error. */
+/**
+ * A connection with the settings common to all, to a file that is there. Throws what `openingProblem` makes of an error.
+ */
 export function connect(path: string, { readonly = false, timeoutMs = BUSY_TIMEOUT_MS } = {}): Database {
   const nativeBinding = nativeAddonPath('better_sqlite3');
   try {
     const database = new Sqlite(path, {
       readonly,
+      // SQLite would make one that was just moved anew, for others to read as well, and delete the -wal beside it.
+      fileMustExist: true,
       timeout: timeoutMs,
       ...(nativeBinding === undefined ? {} : { nativeBinding }),
     });

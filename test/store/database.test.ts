@@ -6,6 +6,7 @@ import fs, {
   mkdirSync,
   readdirSync,
   readFileSync,
+  renameSync,
   rmSync,
   statSync,
   symlinkSync,
@@ -52,6 +53,28 @@ t.test('the file is made on first use, private and durable', (t) => {
   t.strictSame(database.pragma('integrity_check'), [{ integrity_check: 'ok' }]);
   database.close();
   t.end();
+});
+
+t.test('a file that is moved while it is opened is not made anew, which would delete its -wal', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  const service = openForWriting(path, fakeEffects());
+  t.teardown(() => service.close());
+  service.exec('UPDATE instance SET probes = 1');
+  const walBytes = statSync(`${path}-wal`).size;
+  const { accessSync } = fs;
+  const replaceAccess = (replacement: typeof accessSync) => {
+    Object.assign(fs, { accessSync: replacement });
+    syncBuiltinESMExports();
+  };
+  t.teardown(() => replaceAccess(accessSync));
+  replaceAccess((...words) => {
+    replaceAccess(accessSync);
+    accessSync(...words);
+    renameSync(path, `${path}.moved`);
+  });
+  t.throws(() => openForWriting(path, fakeEffects()), { code: 'conflict', message: /^cannot open / });
+  t.notOk(existsSync(path));
+  t.equal(statSync(`${path}-wal`, { throwIfNoEntry: false })?.size, walBytes);
 });
 
 const MODULE = join(import.meta.dirname, '../../src/store/database.ts');
