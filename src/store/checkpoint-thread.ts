@@ -1,7 +1,7 @@
 import { parentPort, workerData } from 'node:worker_threads';
 import { realEffects } from '../effects.ts';
 import { releaseStartMemory } from '../memory.ts';
-import { checkpoint, openForWriting } from './database.ts';
+import { checkpoint, connect } from './database.ts';
 import { areInPlace, type FileIdentity, MOVED } from './place.ts';
 
 /*
@@ -22,10 +22,10 @@ if (parentPort === null) throw new Error('checkpoint-thread.ts runs as a worker 
 
 const port = parentPort;
 const { path, files } = workerData as CheckpointThreadData;
-// The thread opens the file by its path. If another file has that by now, the WAL would be copied into that one, or
-// lost.
+const database = connect(path);
+// Before anything is read: if another file has the path by now, the WAL would be copied into that one, or lost.
 if (!areInPlace(files)) throw new Error(MOVED);
-const database = openForWriting(path, realEffects);
+database.pragma('journal_mode = WAL'); // it is: this opens the -wal
 
 port.on('message', (message: ToCheckpointThread) => {
   if (message === 'end') {
