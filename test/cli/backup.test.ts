@@ -187,7 +187,7 @@ t.test('a damaged database is not backed up, and the error says that it is damag
   makeLarge(dbPath, 2);
   changeFile(
     dbPath,
-    "PRAGMA foreign_keys = OFF; INSERT INTO project_variables (project_id, name, value) VALUES ('prj_2', 'STAGE', 'live')",
+    "INSERT INTO project_variables (project_id, name, value) VALUES ('prj_2', 'STAGE', 'live')",
   );
   const { message, exitCode } = await refused(['backup', 'copy.db']);
   t.equal(exitCode, 1);

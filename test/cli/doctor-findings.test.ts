@@ -11,7 +11,8 @@ import { lockForServing } from '../../src/store/lock.ts';
 import { WAL_LARGE_BYTES } from '../../src/store/wal.ts';
 import { busyWriter } from '../helpers/busy.ts';
 import { COMPILE_CACHE, MAIN } from '../helpers/cli.ts';
-import { change, findingOf, reportOf, withProject } from '../helpers/doctor.ts';
+import { findingOf, reportOf, withProject } from '../helpers/doctor.ts';
+import { changeFile } from '../helpers/files.ts';
 import { newDeploymentId, startProcess } from '../helpers/marked-processes.ts';
 import { ifMayUnshare, OWN_PROCESSES } from '../helpers/namespaces.ts';
 import { serve } from '../helpers/served.ts';
@@ -140,7 +141,7 @@ t.test('doctor names each problem and what to do about it', async (t) => {
   ];
   for (const [what, sql, check, message, advice] of cases) {
     const there = await withProject(t);
-    change(there.dbPath, sql);
+    changeFile(there.dbPath, sql);
     const found = findingOf(await reportOf(t, there, 1), check);
     t.match(found, { level: 'problem', message, advice }, what);
   }
@@ -328,7 +329,7 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
   ];
   for (const [sql, servedBy, check, level, message] of cases) {
     const there = await withProject(t);
-    change(there.dbPath, sql);
+    changeFile(there.dbPath, sql);
     const release = servedBy === null ? () => {} : servedSince(there.dbPath, hourAgo - HOUR_MS, servedBy);
     const { findings } = await reportOf(t, there, level === 'problem' ? 1 : 0);
     release();
@@ -341,7 +342,7 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
 
 t.test('doctor reports a deployment that is stuck in a running service', async (t) => {
   const there = await withProject(t);
-  change(
+  changeFile(
     there.dbPath,
     `UPDATE projects SET status = 'paused';
      INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at)
@@ -355,7 +356,7 @@ t.test('doctor reports a deployment that is stuck in a running service', async (
   await service.kill();
   // As if the end of its command had been missed.
   const release = servedSince(there.dbPath, nowMs - 2 * HOUR_MS);
-  change(
+  changeFile(
     there.dbPath,
     `UPDATE deployments
         SET status = 'running', started_at = ${nowMs - HOUR_MS}, process_id = 1, process_started_at = 1, boot_id = 'b'`,
@@ -371,7 +372,7 @@ t.test('doctor reports a deployment that is stuck in a running service', async (
 t.test('a deployment that has no process yet waits to start: no restart would help it', async (t) => {
   const there = await withProject(t);
   const since = new Date(nowMs - HOUR_MS).toISOString();
-  change(
+  changeFile(
     there.dbPath,
     `INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at)
      SELECT 'dpl_1', id, 'main', 'running', 0, 'api', ${nowMs - HOUR_MS}, ${nowMs - HOUR_MS} FROM projects`,
@@ -388,7 +389,7 @@ t.test('a deployment that has no process yet waits to start: no restart would he
 t.test('a deployment is not stuck while processes that its first one left are being stopped', async (t) => {
   const there = await withProject(t);
   const id = newDeploymentId();
-  change(
+  changeFile(
     there.dbPath,
     `INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at, process_id, process_started_at, boot_id)
      SELECT '${id}', id, 'main', 'canceling', 0, 'api', ${nowMs - HOUR_MS}, ${nowMs - HOUR_MS}, 1, 1, 'b' FROM projects`,
@@ -408,7 +409,7 @@ t.test('doctor names the processes that keep an earlier run of the service from 
   const there = await withProject(t);
   const id = newDeploymentId();
   const { child, identity } = await startProcess(t, ['sleep', '600'], id);
-  change(
+  changeFile(
     there.dbPath,
     `INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at, process_id, process_started_at, boot_id)
      SELECT '${id}', id, 'main', 'running', 0, 'api', ${nowMs - 2 * HOUR_MS}, ${nowMs - 2 * HOUR_MS}, 1, 1, '${identity.bootId}' FROM projects`,
@@ -444,7 +445,7 @@ t.test(
     const there = await withProject(t);
     const { identity } = await startProcess(t, ['sleep', '600']);
     const { processId, processStartedAt, bootId } = identity;
-    change(
+    changeFile(
       there.dbPath,
       `INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at, process_id, process_started_at, boot_id)
      SELECT 'dpl_1', id, 'main', 'running', 0, 'api', ${nowMs - 2 * HOUR_MS}, ${nowMs - 2 * HOUR_MS}, ${processId}, ${processStartedAt}, '${bootId}' FROM projects`,
@@ -457,7 +458,7 @@ t.test(
 
 t.test('a deployment that waits to start in a paused project is a note', async (t) => {
   const there = await withProject(t);
-  change(
+  changeFile(
     there.dbPath,
     `INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at)
      SELECT 'dpl_1', id, 'main', 'running', 0, 'api', ${nowMs - HOUR_MS}, ${nowMs - HOUR_MS} FROM projects;
@@ -484,7 +485,7 @@ t.test(
     });
     t.teardown(() => service.kill('SIGKILL'));
     await once(service.stdout, 'data');
-    change(
+    changeFile(
       there.dbPath,
       `INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at)
      SELECT 'dpl_1', id, 'main', 'running', 0, 'api', ${nowMs - HOUR_MS}, ${nowMs - HOUR_MS} FROM projects`,

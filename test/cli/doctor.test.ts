@@ -24,7 +24,8 @@ import { startPartial } from '../../src/store/partial-file.ts';
 import { openStore } from '../../src/store/store.ts';
 import { busyWriter } from '../helpers/busy.ts';
 import { COMPILE_CACHE, MAIN, place } from '../helpers/cli.ts';
-import { change, findingOf, type Report, reportOf, withProject } from '../helpers/doctor.ts';
+import { findingOf, type Report, reportOf, withProject } from '../helpers/doctor.ts';
+import { changeFile } from '../helpers/files.ts';
 import { swapIndexes } from '../helpers/filled.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { serve } from '../helpers/served.ts';
@@ -156,7 +157,7 @@ t.test('a damaged file is a problem, and what can be read of it is still checked
   });
   t.match(findingOf(report, 'projects'), { level: 'ok' });
 
-  change(
+  changeFile(
     there.dbPath,
     "PRAGMA writable_schema = ON; UPDATE sqlite_schema SET sql = NULL WHERE name = 'projects'",
   );

@@ -209,7 +209,7 @@ t.test('a missing, damaged, newer or foreign file is not restored', async (t) =>
     ],
     [
       'reference.db',
-      (path) => changeFile(path, 'PRAGMA foreign_keys = OFF; DELETE FROM projects'),
+      (path) => changeFile(path, 'DELETE FROM projects'),
       /reference\.db is damaged \(1 of project_variables refer to projects that are not there\)/,
     ],
     [

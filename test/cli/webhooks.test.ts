@@ -9,7 +9,7 @@ import type { Replay } from '../../src/store/replays.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { inFile } from '../helpers/administration.ts';
 import { type Place, place } from '../helpers/cli.ts';
-import { change } from '../helpers/doctor.ts';
+import { changeFile } from '../helpers/files.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { type Receiver, silence, startReceiver, status } from '../helpers/receiver.ts';
 import { serve } from '../helpers/served.ts';
@@ -97,7 +97,7 @@ t.test(
 t.test('a webhook whose key has expired is listed and shown as one that gets no new events', async (t) => {
   const there = await file(t);
   const { id } = await register(there, 'https://one.test/');
-  change(there.dbPath, "UPDATE keys SET expires_at = unixepoch('2026-11-21T08:00:00') * 1000");
+  changeFile(there.dbPath, "UPDATE keys SET expires_at = unixepoch('2026-11-21T08:00:00') * 1000");
   const [list, show, shown] = await Promise.all([
     there.davit(webhook('list')),
     there.davit(webhook('show', id)),
@@ -116,7 +116,7 @@ t.test('a webhook whose key has expired is listed and shown as one that gets no 
     stderr:
       /^note: it gets no new events, as its key expired at 2026-11-21T08:00:00\.000Z: register it again/,
   });
-  change(there.dbPath, 'UPDATE keys SET expires_at = NULL');
+  changeFile(there.dbPath, 'UPDATE keys SET expires_at = NULL');
   t.notMatch((await there.davit(webhook('show', id))).stdout, /new events/);
 });
 

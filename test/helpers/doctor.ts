@@ -1,4 +1,3 @@
-import Sqlite from 'better-sqlite3';
 import type { Test } from 'tap';
 import { type Place, place } from './cli.ts';
 
@@ -22,15 +21,6 @@ export async function withProject(t: Test): Promise<Place> {
   await there.davit(['admin', 'project', 'create', '--name', 'website', '--', '/bin/true']);
   await there.davit(['admin', 'key', 'create', '--name', 'ci', '--all-scopes', '--all-projects']);
   return there;
-}
-
-/** Corrupts the file past its constraints. */
-export function change(dbPath: string, sql: string): void {
-  const database = new Sqlite(dbPath);
-  database.unsafeMode();
-  database.pragma('foreign_keys = OFF');
-  database.exec(sql);
-  database.close();
 }
 
 /** The report of `davit doctor`; asserts its exit code and the summary on stderr. */

@@ -1,8 +1,8 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import Sqlite from 'better-sqlite3';
 import type { Test } from 'tap';
 import { SCHEMA_VERSION } from '../../src/store/database.ts';
+import { changeFile } from './files.ts';
 import { makeFile } from './older-schema.ts';
 import { temporaryDirectory } from './store.ts';
 
@@ -14,22 +14,17 @@ const [SCHEMA = '', ROWS = ''] = ['', '-rows'].map((suffix) =>
 export function filledFile(t: Test, sql = ''): string {
   const path = join(temporaryDirectory(t), 'davit.db');
   makeFile(path, SCHEMA, ROWS);
-  const database = new Sqlite(path);
-  database.pragma('foreign_keys = OFF');
-  database.exec(sql);
-  database.close();
+  changeFile(path, sql);
   return path;
 }
 
 /** Swaps the entries of two indexes, which no read notices. */
 export function swapIndexes(path: string, one: string, other: string): void {
-  const database = new Sqlite(path);
-  database.unsafeMode();
-  database.pragma('writable_schema = ON');
-  const pageOf = database.prepare('SELECT rootpage FROM sqlite_schema WHERE name = ?').pluck();
-  const move = database.prepare('UPDATE sqlite_schema SET rootpage = ? WHERE name = ?');
-  const pages = [pageOf.get(one), pageOf.get(other)];
-  move.run(pages[1], one);
-  move.run(pages[0], other);
-  database.close();
+  const both = `('${one}', '${other}')`;
+  changeFile(
+    path,
+    `PRAGMA writable_schema = ON;
+     UPDATE sqlite_schema SET rootpage = o.rootpage FROM sqlite_schema o
+      WHERE sqlite_schema.name IN ${both} AND o.name IN ${both} AND o.name <> sqlite_schema.name`,
+  );
 }

@@ -6,6 +6,7 @@ import type { Test } from 'tap';
 import { realEffects } from '../../src/effects.ts';
 import { openForWriting, SCHEMA_VERSION } from '../../src/store/database.ts';
 import type { Migration } from '../../src/store/migrations.ts';
+import { changeFile } from './files.ts';
 import { temporaryDirectory } from './store.ts';
 
 /*
@@ -72,15 +73,7 @@ export function makeOlder(path: string, schema = SCHEMA_VERSION - 1): void {
 
 /** A file with the schema and the rows that the two texts make. */
 export function makeFile(path: string, schema: string, rows: string): void {
-  const database = new Sqlite(path);
-  try {
-    database.pragma('journal_mode = WAL');
-    database.pragma('foreign_keys = ON');
-    database.exec(schema);
-    database.exec(rows);
-  } finally {
-    database.close();
-  }
+  changeFile(path, `PRAGMA journal_mode = WAL; ${schema} ${rows}`);
 }
 
 /** What schema.sql makes, as `schemaOf` tells it. */

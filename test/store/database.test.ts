@@ -36,6 +36,7 @@ import {
   SCHEMA_VERSION,
 } from '../../src/store/database.ts';
 import { fakeEffects } from '../helpers/effects.ts';
+import { changeFile } from '../helpers/files.ts';
 import { mountinfoLine } from '../helpers/mounts.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
@@ -205,9 +206,7 @@ t.test('SQLite is new enough that two connections under WAL cannot corrupt the f
 
 t.test('a file that is not davit’s is refused and left as it was', (t) => {
   const path = `${temporaryDirectory(t)}/other.db`;
-  const other = new Sqlite(path);
-  other.exec('CREATE TABLE things (name TEXT)');
-  other.close();
+  changeFile(path, 'CREATE TABLE things (name TEXT)');
   const before = readFileSync(path);
   t.throws(() => openForWriting(path, fakeEffects()), { code: 'conflict', message: /not a davit file/ });
   t.strictSame(readFileSync(path), before);

@@ -9,7 +9,7 @@ import { MIGRATIONS, type Migration, migrateFile } from '../../src/store/migrati
 import { runningIn } from '../../src/store/restore.ts';
 import { diskCallsOf } from '../helpers/disk-calls.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { dumpFile } from '../helpers/files.ts';
+import { changeFile, dumpFile } from '../helpers/files.ts';
 import {
   makeFile,
   makeOlder,
@@ -182,9 +182,7 @@ t.test(
     t.equal(migrateFile(path, { migrations: STEPS }), SCHEMA_VERSION);
     t.strictSame(readFileSync(path), before);
 
-    const database = new Sqlite(path);
-    database.pragma('user_version = -7');
-    database.close();
+    changeFile(path, 'PRAGMA user_version = -7');
     t.throws(() => migrateFile(path, { migrations: STEPS }), {
       code: 'conflict',
       message: / has schema -7, which this davit does not know/,

@@ -25,6 +25,7 @@ import { connect, openForWriting } from '../../src/store/database.ts';
 import { adoptedBytes, adoptFile, replaceDatabase, runningIn } from '../../src/store/restore.ts';
 import { COMPILE_CACHE, MAIN } from '../helpers/cli.ts';
 import { diskCallsOf } from '../helpers/disk-calls.ts';
+import { changeFile } from '../helpers/files.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
@@ -72,9 +73,7 @@ t.test('an empty file is replaced, but no other file that is not davit’s', asy
   ]) {
     const { directory, path, replacement } = files(t);
     rmSync(path);
-    const songs = new Sqlite(path);
-    songs.exec(sql);
-    songs.close();
+    changeFile(path, sql);
     const before = readFileSync(path);
     t.throws(() => replaceDatabase(path, replacement, `${path}.before`), new AppError('conflict', ''), sql);
     t.strictSame(readFileSync(path), before);
