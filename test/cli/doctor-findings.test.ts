@@ -11,9 +11,10 @@ import { lockForServing } from '../../src/store/lock.ts';
 import { WAL_LARGE_BYTES } from '../../src/store/wal.ts';
 import { busyWriter } from '../helpers/busy.ts';
 import { COMPILE_CACHE, MAIN } from '../helpers/cli.ts';
+import { newDeploymentId } from '../helpers/commands.ts';
 import { findingOf, reportOf, withProject } from '../helpers/doctor.ts';
 import { changeFile } from '../helpers/files.ts';
-import { newDeploymentId, startProcess } from '../helpers/marked-processes.ts';
+import { startProcess } from '../helpers/marked-processes.ts';
 import { ifMayUnshare, OWN_PROCESSES } from '../helpers/namespaces.ts';
 import { serve } from '../helpers/served.ts';
 

@@ -5,9 +5,9 @@ import t, { type Test } from 'tap';
 import { noIdWasReused, signal, stopTree } from '../../src/deploy/process-tree.ts';
 import { type Effects, realEffects as effects } from '../../src/effects.ts';
 import { isAlive, type ProcessIdentity, processIdentity } from '../../src/process-identity.ts';
-import { fixture, until } from '../helpers/commands.ts';
+import { fixture, newDeploymentId, until } from '../helpers/commands.ts';
 import { openAgain, refuseToOpen } from '../helpers/limits.ts';
-import { newDeploymentId, startProcess } from '../helpers/marked-processes.ts';
+import { startProcess } from '../helpers/marked-processes.ts';
 import { ifMayUnshare, runInNamespace } from '../helpers/namespaces.ts';
 import { ifHas } from '../helpers/programs.ts';
 

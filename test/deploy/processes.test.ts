@@ -4,8 +4,8 @@ import t from 'tap';
 import { stopTree } from '../../src/deploy/process-tree.ts';
 import { findMarked, terminationDisposition, visitProcesses } from '../../src/deploy/processes.ts';
 import { realEffects } from '../../src/effects.ts';
-import { fixture } from '../helpers/commands.ts';
-import { newDeploymentId, startProcess } from '../helpers/marked-processes.ts';
+import { fixture, newDeploymentId } from '../helpers/commands.ts';
+import { startProcess } from '../helpers/marked-processes.ts';
 
 t.test('the SIGTERM disposition of a process is read', async (t) => {
   const deploymentId = newDeploymentId();

@@ -58,6 +58,12 @@ export interface TestRun extends Run {
 
 let lastDeployment = 0;
 
+/** The id of a deployment that no other process of this machine carries. */
+export function newDeploymentId(): string {
+  lastDeployment += 1;
+  return `dpl_test${process.pid}x${lastDeployment}`;
+}
+
 /**
  * Runs a command for real. When the test has ended, whatever carries its marker must be gone: what a test leaves
  * on purpose it ends itself.
@@ -68,8 +74,7 @@ export function startRun(
   command: readonly [string, ...string[]],
   changes: Partial<RunRequest> & { onOutput?: (bytes: Uint8Array) => Promise<void> } = {},
 ): TestRun {
-  lastDeployment += 1;
-  const deploymentId = `dpl_test${process.pid}x${lastDeployment}`;
+  const deploymentId = newDeploymentId();
   const started = Promise.withResolvers<ProcessIdentity>();
   const waiting = new Set<() => void>();
   let bytes = Buffer.alloc(0);

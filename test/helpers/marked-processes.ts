@@ -4,14 +4,6 @@ import { type ProcessIdentity, processIdentity } from '../../src/process-identit
 import { PATH } from './commands.ts';
 import { stayAlive } from './effects.ts';
 
-let lastDeployment = 0;
-
-/** The id of a deployment that no other process of this machine carries. */
-export function newDeploymentId(): string {
-  lastDeployment += 1;
-  return `dpl_process${process.pid}x${lastDeployment}`;
-}
-
 export interface Started {
   child: ChildProcess;
   identity: ProcessIdentity;
