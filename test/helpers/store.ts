@@ -37,7 +37,7 @@ export function openWithThread(
   return startStoreThread((error) => t.fail('the writer died', { error })).open(path, ports, metricsMemory);
 }
 
-export interface TestStore extends Store {
+export interface TestStore extends Store, Makers {
   path: string;
   /** What the file holds, asked on a connection of its own. */
   query<Row = Record<string, unknown>>(sql: string, ...parameters: unknown[]): Row[];
@@ -49,6 +49,9 @@ export interface TestStore extends Store {
   dump(): Record<string, unknown[]>;
   /** As a full disk does: no page can be added any more. */
   limitPages(limited: boolean): void;
+}
+
+export interface Makers {
   project(settings?: Partial<ProjectSettings>): Promise<ProjectId>;
   key(changes?: Partial<NewKey>): Promise<{ keyId: KeyId; secret: string }>;
 }
@@ -66,6 +69,7 @@ export function testStore(t: Test, effects: Effects = fakeEffects()): TestStore 
 
   return {
     ...store,
+    ...makers(store),
     path,
     query: <Row>(sql: string, ...parameters: unknown[]) => reader.prepare(sql).all(...parameters) as Row[],
     openReader() {
@@ -81,12 +85,18 @@ export function testStore(t: Test, effects: Effects = fakeEffects()): TestStore 
       const pages = limited ? Number(database.pragma('page_count', { simple: true })) + 2 : 1_073_741_823;
       database.pragma(`max_page_count = ${pages}`);
     },
+  };
+}
+
+/** Makes projects and keys, like `PROJECT` and `KEY` but for what is said. */
+export function makers({ writer }: Store): Makers {
+  return {
     async project(settings = {}) {
-      const project = await store.writer.write('projects.create', { ...PROJECT, ...settings });
+      const project = await writer.write('projects.create', { ...PROJECT, ...settings });
       return project.id;
     },
     async key(changes = {}) {
-      const { key, secret } = await store.writer.write('keys.create', { ...KEY, ...changes });
+      const { key, secret } = await writer.write('keys.create', { ...KEY, ...changes });
       return { keyId: key.id, secret };
     },
   };

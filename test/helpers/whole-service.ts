@@ -3,17 +3,14 @@ import Sqlite from 'better-sqlite3';
 import type { Test } from 'tap';
 import { startService } from '../../src/app.ts';
 import type { ServeConfig } from '../../src/config.ts';
-import type { KeyId, ProjectId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { openForWriting } from '../../src/store/database.ts';
-import type { NewKey } from '../../src/store/keys.ts';
-import type { ProjectSettings } from '../../src/store/projects.ts';
 import { type Store, storeOn } from '../../src/store/store.ts';
 import { cidr } from './cidr.ts';
 import { type Contract, contractAt } from './contract.ts';
-import { KEY, PROJECT, temporaryDirectory } from './store.ts';
+import { type Makers, makers, temporaryDirectory } from './store.ts';
 
-export interface WholeService {
+export interface WholeService extends Makers {
   url: string;
   metricsUrl: string | null;
   /** Before the test ends. */
@@ -24,8 +21,6 @@ export interface WholeService {
   admin: Store;
   /** What the file holds, asked on a connection of its own. */
   query<Row = Record<string, unknown>>(sql: string, ...parameters: unknown[]): Row[];
-  project(settings?: Partial<ProjectSettings>): Promise<ProjectId>;
-  key(changes?: Partial<NewKey>): Promise<{ keyId: KeyId; secret: string }>;
 }
 
 /**
@@ -45,24 +40,13 @@ export async function startWholeService(t: Test, changes: Partial<ServeConfig> =
     await admin.close();
   });
   return {
+    ...makers(admin),
     url: service.url,
     metricsUrl: service.metricsUrl,
     stop: service.stop,
     contract: await contractAt(service.url),
     admin,
     query: <Row>(sql: string, ...parameters: unknown[]) => reader.prepare(sql).all(...parameters) as Row[],
-    async project(settings = {}) {
-      const project = await admin.writer.write('projects.create', {
-        ...PROJECT,
-        timeoutMs: 60_000,
-        ...settings,
-      });
-      return project.id;
-    },
-    async key(changes = {}) {
-      const { key, secret } = await admin.writer.write('keys.create', { ...KEY, ...changes });
-      return { keyId: key.id, secret };
-    },
   };
 }
 
