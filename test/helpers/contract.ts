@@ -169,13 +169,37 @@ export async function contractAt(url: string): Promise<Contract> {
   return createContract((await response.json()) as OpenApiDocument);
 }
 
-/** As `createContract(...).problems`, for what is to hold in any case. Throws when something does not. */
-export function assertContract(contract: Contract, exchange: Exchange): void {
-  const problems = contract.problems(exchange);
-  if (problems.length === 0) return;
-  const { method, path, status, body } = exchange;
+export interface RequestOptions {
+  key?: string;
+  /** Sent as JSON unless it is text already. */
+  body?: unknown;
+  headers?: Record<string, string>;
+}
+
+/** One request through `fetch`. Throws if the answer is against the contract, which is asked for after it. */
+export async function fetchUnder(
+  contractOf: () => Contract | undefined | Promise<Contract>,
+  url: string,
+  method: string,
+  path: string,
+  { key, body, headers = {} }: RequestOptions = {},
+): Promise<{ status: number; headers: Headers; text: string }> {
+  const response = await fetch(`${url}${path}`, {
+    method,
+    headers: {
+      ...(key === undefined ? {} : { authorization: `Bearer ${key}` }),
+      ...(body === undefined ? {} : { 'content-type': 'application/json' }),
+      ...headers,
+    },
+    ...(body === undefined ? {} : { body: typeof body === 'string' ? body : JSON.stringify(body) }),
+  });
+  const { status, headers: answered } = response;
+  const text = await response.text();
+  const contract = await contractOf();
+  const problems = contract?.problems({ method, path, status, headers: answered, body: text }) ?? [];
+  if (problems.length === 0) return { status, headers: answered, text };
   throw new Error(
-    `${method} ${path} answers against the description: ${problems.join('; ')}\n${status} ${body}`,
+    `${method} ${path} answers against the description: ${problems.join('; ')}\n${status} ${text}`,
   );
 }
 

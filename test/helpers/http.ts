@@ -8,7 +8,7 @@ import { type Effects, realEffects } from '../../src/effects.ts';
 import { authentication } from '../../src/http/auth.ts';
 import { describeApi } from '../../src/http/openapi.ts';
 import { createHttpServer, type HttpServerOptions } from '../../src/http/server.ts';
-import { assertContract, type Contract, createContract } from './contract.ts';
+import { type Contract, createContract, fetchUnder, type RequestOptions } from './contract.ts';
 import { type TestStore, testStore } from './store.ts';
 
 export interface RunningHttp {
@@ -86,32 +86,16 @@ function contractOf(port: number): Contract | undefined {
   return contract;
 }
 
-/**
- * One request through `fetch`; `body` is sent as JSON unless it is text already. Throws if the answer is not what
- * the server's own description says.
- */
+/** One request. Throws if the answer is not what the server's own description says. */
 export async function requestJson(
   port: number,
   method: string,
   path: string,
-  { key, body, headers = {} }: { key?: string; body?: unknown; headers?: Record<string, string> } = {},
+  options?: RequestOptions,
 ): Promise<JsonResponse> {
-  const response = await fetch(`http://127.0.0.1:${port}${path}`, {
-    method,
-    headers: {
-      ...(key === undefined ? {} : { authorization: `Bearer ${key}` }),
-      ...(body === undefined ? {} : { 'content-type': 'application/json' }),
-      ...headers,
-    },
-    ...(body === undefined ? {} : { body: typeof body === 'string' ? body : JSON.stringify(body) }),
-  });
-  const text = await response.text();
-  const { status } = response;
-  const contract = contractOf(port);
-  if (contract !== undefined) {
-    assertContract(contract, { method, path, status, headers: response.headers, body: text });
-  }
-  return { status, headers: response.headers, body: text === '' ? null : JSON.parse(text) };
+  const url = `http://127.0.0.1:${port}`;
+  const { text, ...answer } = await fetchUnder(() => contractOf(port), url, method, path, options);
+  return { ...answer, body: text === '' ? null : JSON.parse(text) };
 }
 
 /** The same with a key. */

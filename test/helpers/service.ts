@@ -2,7 +2,7 @@ import { execFile, spawn } from 'node:child_process';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import type { Test } from 'tap';
-import { assertContract, type Contract, contractAt } from './contract.ts';
+import { type Contract, contractAt, fetchUnder, type RequestOptions } from './contract.ts';
 import { executablePath } from './executable.ts';
 import { listening, type Served } from './listening.ts';
 import { temporaryDirectory } from './store.ts';
@@ -22,12 +22,6 @@ export interface Place {
 export interface RunningService extends Served {
   /** Rejects if the answer is not what the service's own description says. */
   request(method: string, path: string, options?: RequestOptions): Promise<ServiceResponse>;
-}
-
-export interface RequestOptions {
-  key?: string;
-  body?: unknown;
-  headers?: Record<string, string>;
 }
 
 export interface ServiceResponse {
@@ -67,31 +61,13 @@ export function place(t: Test): Place {
       const served = await listening(t, child);
       return {
         ...served,
-        request: (method, path, requestOptions) => request(served.url, method, path, requestOptions),
+        async request(...request) {
+          const answer = await fetchUnder(() => contractOf(served.url), served.url, ...request);
+          return { ...answer, json: () => JSON.parse(answer.text) };
+        },
       };
     },
   };
-}
-
-async function request(
-  url: string,
-  method: string,
-  path: string,
-  { key, body, headers = {} }: RequestOptions = {},
-): Promise<ServiceResponse> {
-  const response = await fetch(`${url}${path}`, {
-    method,
-    headers: {
-      ...(key === undefined ? {} : { Authorization: `Bearer ${key}` }),
-      ...(body === undefined ? {} : { 'Content-Type': 'application/json' }),
-      ...headers,
-    },
-    ...(body === undefined ? {} : { body: JSON.stringify(body) }),
-  });
-  const text = await response.text();
-  const { status } = response;
-  assertContract(await contractOf(url), { method, path, status, headers: response.headers, body: text });
-  return { status, headers: response.headers, text, json: () => JSON.parse(text) };
 }
 
 function contractOf(url: string): Promise<Contract> {
