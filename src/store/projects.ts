@@ -45,14 +45,8 @@ interface ProjectRow {
   status: ProjectStatus;
 }
 
-interface SettingsRow extends ProjectRow {
+interface SettingsRow extends ProjectRow, Omit<ProjectDetails, keyof Project | 'command' | 'variable_names'> {
   command: string | null;
-  directory: string | null;
-  timeout_ms: number | null;
-  idle_timeout_ms: number | null;
-  report_timeout_ms: number | null;
-  policy: QueuePolicy;
-  queued_count: number;
   variable_names: string;
 }
 
