@@ -1,7 +1,13 @@
-import { openSync, readSync, writeSync } from 'node:fs';
+import { openSync, readSync, writeFileSync, writeSync } from 'node:fs';
 
 /** When memory runs out, the kernel is to kill a command and not the service: proc_pid_oom_score_adj(5). */
-const COMMAND_OOM_SCORE = 500;
+const STARTING_OOM_SCORE = 500;
+
+/**
+ * Of a command that has started. With the score that the service itself has while it starts another one, the service was
+ * killed in place of a hundred small processes: starting takes memory, so that is when it runs out.
+ */
+const STARTED_OOM_SCORE = 1_000;
 
 /** Kept open, as it is read once and written twice for each command. */
 let scoreFile: number | undefined;
@@ -22,9 +28,19 @@ export async function withRaisedOomScore<Result>(start: () => Promise<Result>): 
   }
 }
 
+/** Raises the score of a process that was started like that, and so of its later children. */
+export function raiseOomScoreOf(processId: number): void {
+  if ((ownScore() ?? 0) >= STARTED_OOM_SCORE) return;
+  try {
+    writeFileSync(`/proc/${processId}/oom_score_adj`, String(STARTED_OOM_SCORE), { flag: 'r+' });
+  } catch {
+    // It has become another user, or no file descriptor is free: it keeps the score with which it was started.
+  }
+}
+
 function raise(): void {
   const before = ownScore();
-  if (before === undefined || before >= COMMAND_OOM_SCORE || !setScore(COMMAND_OOM_SCORE)) return;
+  if (before === undefined || before >= STARTING_OOM_SCORE || !setScore(STARTING_OOM_SCORE)) return;
   raisedFrom = before;
 }
 

@@ -5,7 +5,7 @@ import { childrenOfMainThread, retryOnShortage } from '../proc.ts';
 import { type ProcessIdentity, processIdentity, sessionOf } from '../process-identity.ts';
 import { createSemaphore } from '../semaphore.ts';
 import { findCommand, type SpawnRequest, whyNotFound, whyNotStarted } from './command-file.ts';
-import { withRaisedOomScore } from './oom-score.ts';
+import { raiseOomScoreOf, withRaisedOomScore } from './oom-score.ts';
 import { createPipeReader, type PipeReading } from './pipes.ts';
 import type { Posix, ProcessEnd, Program } from './posix.ts';
 import { signal } from './process-tree.ts';
@@ -95,6 +95,7 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
       const spawned = await spawnWriting(program);
       if ('code' in spawned) return notStarted(spawned.code, whyNotStarted(spawned.code, request));
       const { processId } = spawned;
+      raiseOomScoreOf(processId);
       // It has not been reaped, so the id is still its own, even if it has exited.
       const identity = await identityOrKill(processId);
       const ended = new Promise<ProcessEnd>((resolve) => running.set(processId, resolve));
