@@ -12,7 +12,16 @@ import { createSpawner, type Spawner, type StartedProcess } from '../../src/depl
 import { type Effects, realEffects } from '../../src/effects.ts';
 import { hasOrphans } from '../../src/proc.ts';
 import { processIdentity } from '../../src/process-identity.ts';
-import { namedPipe, openPipes, PATH, posix, stateOf, testSpawner, until } from '../helpers/commands.ts';
+import {
+  fixture,
+  namedPipe,
+  openPipes,
+  PATH,
+  posix,
+  stateOf,
+  testSpawner,
+  until,
+} from '../helpers/commands.ts';
 import { stayAlive } from '../helpers/effects.ts';
 import { openAgain, refuseToOpen, useUpFiles } from '../helpers/limits.ts';
 import { ifHas } from '../helpers/programs.ts';
@@ -145,11 +154,17 @@ t.test('a command that cannot be started gives the cause and leaves no file open
   const directory = temporaryDirectory(t);
   writeFileSync(join(directory, 'plain'), 'echo without a first line that says by what\n', { mode: 0o755 });
   writeFileSync(join(directory, 'closed'), '#!/bin/sh\n');
+  const script = fixture('without-its-interpreter');
   const descriptors = readdirSync('/proc/self/fd').length;
   for (const [command, cause] of [
     [['no-such-program'], `the command no-such-program was not found in PATH (the project's own)`],
     [['./missing'], `the command ${directory}/missing does not exist`],
     [['./closed'], `the command ${directory}/closed is not executable`],
+    [['/usr'], 'the command /usr is a directory'],
+    [
+      [script],
+      `the command ${script} begins with #!/no/such/interpreter, which does not exist or is not executable`,
+    ],
     [
       ['./plain'],
       'the command ./plain is neither a program for this machine nor a script that begins with #!',
@@ -161,10 +176,13 @@ t.test('a command that cannot be started gives the cause and leaves no file open
   ] as const) {
     t.strictSame(await spawner.spawn({ ...REQUEST, directory, command }), { kind: 'notStarted', cause });
   }
-  t.strictSame(await spawner.spawn({ ...REQUEST, directory: '/no/such/directory', command: ['true'] }), {
-    kind: 'notStarted',
-    cause: 'the directory /no/such/directory does not exist',
-  });
+  for (const [place, cause] of [
+    ['/no/such/directory', 'the directory /no/such/directory does not exist'],
+    [script, `${script} is not a directory`],
+  ] as const) {
+    const result = await spawner.spawn({ ...REQUEST, directory: place, command: ['true'] });
+    t.strictSame(result, { kind: 'notStarted', cause });
+  }
   t.equal(readdirSync('/proc/self/fd').length, descriptors);
 });
 
