@@ -336,21 +336,6 @@ t.test('a URL without a port uses the default port of its scheme', async (t) => 
   }
 });
 
-t.test('only the port where davit listens is refused, not others of that address', async (t) => {
-  const connector = newConnector({
-    refusedAddresses: [{ host: '0.0.0.0', port: 8080 }],
-    machineAddresses: () => ['93.184.216.34'],
-  });
-  const refused: string[] = [];
-  for (const url of ['http://93.184.216.34:8080/', 'http://93.184.216.34:8081/']) {
-    const closed = () => refused.push(url);
-    const socket = connector.connect(new URL(url), { connected() {}, received() {}, closed }, null);
-    await null; // a refusal is told by now, and nothing is sent yet
-    socket.destroy();
-  }
-  t.strictSame(refused, ['http://93.184.216.34:8080/']);
-});
-
 t.test('the addresses of this machine are read once for all addresses of a name', async (t) => {
   let reads = 0;
   const connector = newConnector({
