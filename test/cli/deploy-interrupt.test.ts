@@ -12,6 +12,7 @@ import { createLogOutput } from '../../src/cli/log-output.ts';
 import { createTerminal } from '../../src/cli/terminal.ts';
 import type { DeploymentId } from '../../src/domain.ts';
 import { MAIN, run } from '../helpers/cli.ts';
+import { collected } from '../helpers/collected.ts';
 import { QUEUED, runningDeployments, untilFile } from '../helpers/deploy-client.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { startProxy } from '../helpers/proxy.ts';
@@ -64,7 +65,7 @@ t.test('once the deployment has ended, no answer to its cancellation is awaited'
   proxy.fates('once');
   const started = untilFile(directory, 'started');
   const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], { url: proxy.url });
-  const said = collect(client, 'stderr');
+  const said = collected(client, 'stderr');
   await started;
   client.kill('SIGTERM');
   await said.until(/canceling deployment dpl_\w+; a further \^C or SIGTERM leaves at once\n/);
@@ -90,7 +91,7 @@ t.test('once the end is known, a signal cancels nothing, and the client exits by
       ],
     });
     const client = startDeploy(['slow', '--wait', ...words], { url: `http://127.0.0.1:${service.port}` });
-    const said = collect(client, 'stderr');
+    const said = collected(client, 'stderr');
     for (const _ of ['created', 'followed', 'asked why']) await service.next();
     client.kill(signal);
     t.strictSame(await once(client, 'exit'), [exitCode, null]);
@@ -116,7 +117,7 @@ t.test('a second signal says that the cancellation was requested, and not answer
   const started = untilFile(directory, 'started');
   proxy.fates('once');
   const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], { url: proxy.url });
-  const said = collect(client, 'stderr');
+  const said = collected(client, 'stderr');
   await started;
   client.kill('SIGTERM');
   await said.until(/canceling deployment dpl_\w+; a further \^C or SIGTERM leaves at once\n/);
@@ -137,7 +138,7 @@ t.test('a second signal after a refused cancellation says that the deployment go
   });
   const url = `http://127.0.0.1:${service.port}`;
   const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], { url });
-  const said = collect(client, 'stderr');
+  const said = collected(client, 'stderr');
   for (const _ of ['created', 'followed']) await service.next();
   client.kill('SIGTERM');
   await said.until(/it cannot be canceled: it may not \(403 forbidden, req_1\)\n$/);
@@ -150,7 +151,7 @@ t.test('a signal before the deployment exists cancels it once created, also with
   const proxy = await startProxy(t, url);
   proxy.fates('hold');
   const client = startDeploy(['slow', '--cancel-on-interrupt'], { url: proxy.url });
-  const said = collect(client, 'stderr');
+  const said = collected(client, 'stderr');
   await proxy.held();
   client.kill('SIGINT');
   await said.until(
@@ -165,7 +166,7 @@ t.test('a signal before the deployment exists cancels it once created, also with
 t.test('a signal before anything can have been created ends the client, which creates nothing', async (t) => {
   const { startDeploy, deployments } = await runningDeployments(t);
   const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], { url: 'http://127.0.0.1:1' });
-  const said = collect(client, 'stderr');
+  const said = collected(client, 'stderr');
   await said.until(/cannot be reached \(ECONNREFUSED\)/);
   client.kill('SIGTERM');
   t.strictSame(await once(client, 'exit'), [143, null]);
@@ -177,7 +178,7 @@ t.test("after a proxy's 503, the deployment may exist, and a signal does not end
   const { startDeploy } = await runningDeployments(t);
   const { port } = await startReceiver(t, { answers: [status(503, { body: 'connection termination' })] });
   const client = startDeploy(['slow', '--cancel-on-interrupt'], { url: `http://127.0.0.1:${port}` });
-  const said = collect(client, 'stderr');
+  const said = collected(client, 'stderr');
   await said.until(/answers 503: trying again/);
   client.kill('SIGTERM');
   await said.until(
@@ -230,14 +231,14 @@ t.test('a client interrupted before the answer says how to find the deployment a
   const proxy = await startProxy(t, url);
   proxy.fates('hold');
   const client = startDeploy(['good'], { url: proxy.url });
-  const said = collect(client, 'stderr');
+  const said = collected(client, 'stderr');
   await proxy.held();
   client.kill('SIGINT');
   t.strictSame(await once(client, 'exit'), [130, null]);
-  const told = await said.until(
-    /^left; the deployment may have been created: repeat with --idempotency-key (\S+) to get its id\n$/,
-  );
-  const { stdout } = await deploy(['good', '--idempotency-key', told[1] ?? '']);
+  const advice =
+    /^left; the deployment may have been created: repeat with --idempotency-key (\S+) to get its id\n$/;
+  const [, key = ''] = advice.exec(await said.until(advice)) ?? [];
+  const { stdout } = await deploy(['good', '--idempotency-key', key]);
   t.match(await deployments(), [{ id: stdout.trim() }]);
   t.equal((await deployments()).length, 1);
 });
@@ -256,7 +257,7 @@ t.test('on a terminal, ^C asks whether to cancel the deployment', needsTerminal,
     });
     t.teardown(() => terminal.kill('SIGKILL'));
     terminal.stdin.on('error', () => undefined); // it may end while ^C is pressed once more
-    const shown = collect(terminal);
+    const shown = collected(terminal);
     await started;
     await shown.until(/begun/);
     terminal.stdin.write('\u0003');
@@ -333,7 +334,7 @@ t.test('a terminal that hangs up while the question stands ends the client', nee
     stdio: ['pipe', 'pipe', 'inherit', 'pipe'],
   });
   t.teardown(() => terminal.kill('SIGKILL'));
-  const shown = collect(terminal);
+  const shown = collected(terminal);
   // The client has the other end of this, too.
   const client = terminal.stdio[3] as Readable;
   const left = once(client.resume(), 'close');
@@ -441,35 +442,6 @@ async function cancel(id: string | undefined, directory: string): Promise<void> 
   await run(['admin', 'deployment', 'cancel', id ?? ''], { cwd: directory });
 }
 
-function collect(child: ChildProcess, output: 'stdout' | 'stderr' = 'stdout') {
-  let shown = '';
-  let isOver = false;
-  const waiting = new Set<() => void>();
-  child[output]?.setEncoding('utf8').on('data', (piece: string) => {
-    shown += piece;
-    for (const look of waiting) look();
-  });
-  child.once('close', () => {
-    isOver = true;
-    for (const look of waiting) look();
-  });
-  return {
-    /** Rejects if it ends without having shown this. */
-    until: (pattern: RegExp) =>
-      new Promise<RegExpExecArray>((resolve, reject) => {
-        const look = () => {
-          const found = pattern.exec(shown);
-          if (found === null && !isOver) return;
-          waiting.delete(look);
-          if (found === null) reject(new Error(`not shown: ${shown}`));
-          else resolve(found);
-        };
-        waiting.add(look);
-        look();
-      }),
-  };
-}
-
 /** A client that gets SIGTERM while its first try is under way; that is answered with `first`, and later ones as given. */
 async function interruptedTry(t: Test, first: Answer, ...later: Answer[]) {
   const { startDeploy } = await runningDeployments(t);
@@ -477,7 +449,7 @@ async function interruptedTry(t: Test, first: Answer, ...later: Answer[]) {
   const service = await startReceiver(t, { answers: [answer, ...later] });
   const url = `http://127.0.0.1:${service.port}`;
   const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], { url });
-  const said = collect(client, 'stderr');
+  const said = collected(client, 'stderr');
   await service.next();
   client.kill('SIGTERM');
   await said.until(

@@ -14,7 +14,6 @@ import {
   statSync,
   writeFileSync,
 } from 'node:fs';
-import { watch } from 'node:fs/promises';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { text } from 'node:stream/consumers';
@@ -27,6 +26,9 @@ import { SCHEMA_VERSION } from '../../src/store/database.ts';
 import { lockForServing } from '../../src/store/lock.ts';
 import { openStore } from '../../src/store/store.ts';
 import { COMPILE_CACHE, MAIN, place, runProcess } from '../helpers/cli.ts';
+import { collected } from '../helpers/collected.ts';
+import { untilFile } from '../helpers/deploy-client.ts';
+import { listening } from '../helpers/listening.ts';
 import { mountinfoLine } from '../helpers/mounts.ts';
 import { ifMayUnshare, runInNamespace } from '../helpers/namespaces.ts';
 import { serveWithLog, spawnServe } from '../helpers/served.ts';
@@ -524,20 +526,13 @@ t.test('a file that another machine serves is refused and left unchanged', ifMay
 /** `davit serve` in this directory, ready. */
 async function serve(t: Test, directory: string, env: Record<string, string> = {}, listen = '127.0.0.1:0') {
   const child = spawnServe(t, directory, 'inherit', env, ['--listen', listen, '--log-level', 'silent']);
-  if (child.stdout === null) throw new Error('its stdout is piped');
-  t.teardown(() => child.kill('SIGKILL'));
-  let stdout = '';
-  child.stdout.setEncoding('utf8').on('data', (text: string) => {
-    stdout += text;
-  });
-  const ended = once(child, 'close').then(([exitCode, signal]) => ({ exitCode, signal, stdout }));
-  while (!stdout.includes('\n')) {
-    if (child.exitCode !== null) throw new Error('davit serve ended before it listened');
-    await Promise.race([once(child.stdout, 'data'), ended]);
-  }
-  const url = /^davit listening on (\S+)\n/.exec(stdout)?.[1];
-  if (url === undefined) throw new Error(`this is not where it listens: ${stdout}`);
-  return { url, ended, processId: child.pid ?? 0, kill: (signal: NodeJS.Signals) => child.kill(signal) };
+  const printed = collected(child);
+  const ended = once(child, 'close').then(([exitCode, signal]) => ({
+    exitCode,
+    signal,
+    stdout: printed.text(),
+  }));
+  return { ...(await listening(t, child)), ended, kill: (signal: NodeJS.Signals) => child.kill(signal) };
 }
 
 /** As the API would. */
@@ -553,11 +548,5 @@ async function untilStopping(url: string): Promise<void> {
     const { status, body } = await fetch(`${url}/readyz`);
     await body?.cancel();
     if (status === 503) return;
-  }
-}
-
-async function untilFile(directory: string, name: string): Promise<void> {
-  for await (const { filename } of watch(directory)) {
-    if (filename === name) return;
   }
 }

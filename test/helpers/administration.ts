@@ -4,6 +4,7 @@ import type { ProjectId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { openStore, type Store } from '../../src/store/store.ts';
 import { COMPILE_CACHE, MAIN, type Place } from './cli.ts';
+import { collected } from './collected.ts';
 
 /** Runs `action` on the store of this place, as a service would. */
 export async function inFile<Result>(
@@ -39,9 +40,9 @@ export interface Follower {
   output(): string;
   notes(): string;
   /** Resolves when its stdout is exactly this. */
-  said(text: string): Promise<void>;
+  said(text: string): Promise<string>;
   /** Resolves when its stderr contains this. */
-  noted(text: string): Promise<void>;
+  noted(text: string): Promise<string>;
   exitCode: Promise<number | null>;
 }
 
@@ -52,25 +53,14 @@ export function follow({ directory }: Place, id: string): Follower {
     env: COMPILE_CACHE,
     stdio: ['ignore', 'pipe', 'pipe'],
   });
-  const texts = { stdout: '', stderr: '' };
-  for (const name of ['stdout', 'stderr'] as const) {
-    child[name].setEncoding('utf8').on('data', (text: string) => {
-      texts[name] += text;
-    });
-  }
-  const ended = once(child, 'close');
-  const until = async (name: 'stdout' | 'stderr', holds: () => boolean) => {
-    while (!holds()) {
-      if (child.exitCode !== null) throw new Error(`it ended: ${texts.stderr}`);
-      await Promise.race([once(child[name], 'data'), ended]);
-    }
-  };
+  const output = collected(child);
+  const notes = collected(child, 'stderr');
   return {
     child,
-    output: () => texts.stdout,
-    notes: () => texts.stderr,
-    said: (text) => until('stdout', () => texts.stdout === text),
-    noted: (text) => until('stderr', () => texts.stderr.includes(text)),
-    exitCode: ended.then(([exitCode]) => exitCode as number | null),
+    output: output.text,
+    notes: notes.text,
+    said: (text) => output.until((all) => all === text),
+    noted: (text) => notes.until((all) => all.includes(text)),
+    exitCode: once(child, 'close').then(([exitCode]) => exitCode as number | null),
   };
 }

@@ -3,6 +3,7 @@ import { once } from 'node:events';
 import { join } from 'node:path';
 import type { Test } from 'tap';
 import { COMPILE_CACHE } from './cli.ts';
+import { collected } from './collected.ts';
 
 export interface BusyWriter {
   /** The ids of the projects that were acknowledged so far. */
@@ -20,19 +21,16 @@ export async function busyWriter(t: Test, dbPath: string): Promise<BusyWriter> {
     stdio: ['pipe', 'pipe', 'inherit'],
   });
   const ended = once(child, 'close');
-  let stdout = '';
-  child.stdout.setEncoding('utf8').on('data', (text: string) => {
-    stdout += text;
-  });
+  const printed = collected(child);
   const kill = async () => {
     child.kill('SIGKILL');
     await ended;
   };
   t.teardown(kill);
-  await Promise.race([once(child.stdout, 'data'), ended]);
+  await printed.until(/\n/);
   return {
     // What comes after the last line end may be the half of an id.
-    acknowledged: () => stdout.split('\n').slice(0, -1),
+    acknowledged: () => printed.text().split('\n').slice(0, -1),
     async stop() {
       child.stdin.end();
       await ended;

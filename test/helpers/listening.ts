@@ -1,6 +1,7 @@
 import type { ChildProcess } from 'node:child_process';
 import { once } from 'node:events';
 import type { Test } from 'tap';
+import { collected } from './collected.ts';
 
 export interface Served {
   url: string;
@@ -14,23 +15,13 @@ export interface Served {
 
 /** Resolves once this `davit serve` listens; killed with the test, if it has not ended before. */
 export async function listening(t: Test, child: ChildProcess): Promise<Served> {
-  if (child.stdout === null) throw new Error('its stdout is piped');
   const ended = once(child, 'exit');
   const end = async (signal: NodeJS.Signals) => {
     child.kill(signal);
     await ended;
   };
   t.teardown(() => end('SIGKILL'));
-  let stdout = '';
-  child.stdout.setEncoding('utf8').on('data', (text: string) => {
-    stdout += text;
-  });
-  while (!stdout.includes('\n')) {
-    if (child.exitCode !== null || child.signalCode !== null) {
-      throw new Error('davit serve ended before it listened');
-    }
-    await Promise.race([once(child.stdout, 'data'), ended]);
-  }
+  const stdout = await collected(child).until(/\n/);
   const url = /^davit listening on (\S+)\n/.exec(stdout)?.[1];
   if (url === undefined) throw new Error(`not the line of a service that listens: ${stdout}`);
   return {

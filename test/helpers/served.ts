@@ -2,6 +2,7 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import type { Test } from 'tap';
 import { COMPILE_CACHE, MAIN } from './cli.ts';
+import { collected } from './collected.ts';
 import { listening, type Served } from './listening.ts';
 import { temporaryDirectory } from './store.ts';
 
@@ -34,19 +35,16 @@ export async function serveWithLog(
 ): Promise<ServedWithLog> {
   const child = spawnServe(t, directory, 'pipe', env, options);
   const ended = once(child, 'exit');
-  let stderr = '';
-  child.stderr?.setEncoding('utf8').on('data', (text: string) => {
-    stderr += text;
-  });
+  const stderr = collected(child, 'stderr').text;
   // What comes after the last line end may be the half of a line.
   const log = () =>
-    stderr
+    stderr()
       .split('\n')
       .slice(0, -1)
       .map((line) => JSON.parse(line) as Record<string, unknown>);
   return {
     ...(await listening(t, child)),
-    stderr: () => stderr,
+    stderr,
     log,
     more,
     async logged(message) {

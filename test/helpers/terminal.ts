@@ -2,6 +2,7 @@ import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import type { Test } from 'tap';
 import { COMPILE_CACHE, MAIN, type Place } from './cli.ts';
+import { collected } from './collected.ts';
 import { ifHas } from './programs.ts';
 
 /** For tests that need a terminal: script(1) makes one. */
@@ -47,19 +48,13 @@ export async function shownBy(
     child.kill('SIGKILL');
     await ended;
   });
-  let shown = '';
-  child.stdout.setEncoding('utf8').on('data', (text: string) => {
-    shown += text;
-  });
+  const shown = collected(child);
   for (const [keys, answer] of typed) {
-    const from = shown.length;
+    const from = shown.text().length;
     child.stdin.write(keys);
-    while (!answer.test(shown.slice(from))) {
-      if (child.exitCode !== null) throw new Error(`it ended, and had shown ${shown}`);
-      await Promise.race([once(child.stdout, 'data'), ended]);
-    }
+    await shown.until((text) => answer.test(text.slice(from)));
   }
   child.stdin.write('\u0015 exit\n');
   await ended;
-  return shown;
+  return shown.text();
 }
