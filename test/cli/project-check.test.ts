@@ -1,4 +1,4 @@
-import { execFileSync, spawnSync } from 'node:child_process';
+import { execFileSync, type SpawnSyncReturns, spawnSync } from 'node:child_process';
 import { chmodSync, chownSync, mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir, userInfo } from 'node:os';
 import { join } from 'node:path';
@@ -195,9 +195,8 @@ t.test('a directory that cannot be reached is not advised to be created', ifMayM
   mkdirSync(dead);
   await create(there, '--dir', dead, '--', './deploy.sh');
   const words = ['admin', 'project', 'check', 'website', '--json', '--db', there.dbPath];
-  const { stdout, status } = onDeadMount(dead, [process.execPath, MAIN, ...words]);
-  const { findings }: Checked = JSON.parse(stdout);
-  t.equal(status, 1);
+  const { findings, ok } = printedBy(onDeadMount(dead, [process.execPath, MAIN, ...words]));
+  t.equal(ok, false);
   t.match(
     findings.find(({ check }) => check === 'directory'),
     {
@@ -358,8 +357,9 @@ t.test(
     ];
     for (const [mode, level, message] of cases) {
       chmodSync(path, mode);
-      const { stdout } = spawnSync('setpriv', [...somebody, ...words], { env: {}, encoding: 'utf8' });
-      const { findings }: Checked = JSON.parse(stdout);
+      const { findings } = printedBy(
+        spawnSync('setpriv', [...somebody, ...words], { env: {}, encoding: 'utf8' }),
+      );
       t.match(
         findings.filter(({ check }) => check === 'command'),
         [
@@ -436,6 +436,14 @@ async function check({ davit }: Place, expectedExitCode = 0): Promise<Checked> {
   const { stdout, stderr, exitCode } = await davit(['admin', 'project', 'check', 'website', '--json']);
   if (exitCode !== expectedExitCode) throw new Error(`exit code ${exitCode}: ${stdout}${stderr}`);
   return JSON.parse(stdout);
+}
+
+/** Throws what is known of a process that ended otherwise than by a report, as one does that somebody kills. */
+function printedBy({ stdout, stderr, status, signal }: SpawnSyncReturns<string>): Checked {
+  if (stdout === '') throw new Error(`no report, ended by ${signal ?? status}: ${stderr}`);
+  const checked: Checked = JSON.parse(stdout);
+  if (status !== (checked.ok ? 0 : 1)) throw new Error(`exit code ${status}: ${stdout}${stderr}`);
+  return checked;
 }
 
 /** In a container a user may be a number only. */
