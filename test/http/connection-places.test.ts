@@ -251,6 +251,24 @@ t.test('a body gives way a second after it began, whatever came before it on its
   t.match(await pipelining.closed, /held.*HTTP\/1\.1 200 /s);
 });
 
+t.test(
+  'a body that does not end gives way after a second, also of a client that is no stranger',
+  async (t) => {
+    const effects = fakeEffects();
+    const { port, store } = await startHttp(t, { effects, resources: () => [open], maxConnections: 1 });
+    const known = await connectRaw(port);
+    known.send(await getWithKey(store, '/open-for-keys'));
+    await known.received('open');
+    effects.advance(60_000);
+    known.send(POST);
+    await known.received('100 Continue');
+    effects.advance(999);
+    t.equal(await statusOn(await connectRaw(port)), 503);
+    effects.advance(100);
+    t.equal(await statusOn(await connectRaw(port)), 200);
+  },
+);
+
 t.test('those that were refused, and send a body for ever, keep nobody out', async (t) => {
   const effects = fakeEffects();
   const { port } = await startHttp(t, { effects, resources: () => [open], maxConnections: 16 });
