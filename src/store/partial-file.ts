@@ -69,6 +69,7 @@ export function startPartial(directory: string, nowMs: number): PartialFile {
 function whatToDo(directory: string, code: string): string {
   if (code === 'ENOENT')
     return `${directory}, which is not there: choose another directory, or create that one`;
+  if (code === 'ENOTDIR') return `${directory}, which is no directory: choose one`;
   const advice = ['ENOSPC', 'EDQUOT'].includes(code) ? 'make room in that one' : 'make that one writable';
   return `${directory} (${code}): choose another directory, or ${advice}`;
 }

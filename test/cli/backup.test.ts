@@ -179,6 +179,10 @@ t.test('a backup without a valid source or target directory is refused and leave
     exitCode: 1,
     message: /cannot write in .*nowhere, which is not there: choose another directory, or create that one$/m,
   });
+  t.match(await refused(['backup', 'notes.txt/copy.db']), {
+    exitCode: 1,
+    message: /cannot write in .*notes\.txt, which is no directory: choose one$/m,
+  });
   t.strictSame(readdirSync(directory).sort(), ['davit.db', 'empty', 'foreign.db', 'notes.txt']);
 });
 
