@@ -1,6 +1,6 @@
 import { closeSync, readSync } from 'node:fs';
 import { Socket } from 'node:net';
-import { delay, type Effects } from '../effects.ts';
+import type { Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
 import { inTurn as inTurnOfThread } from '../turns.ts';
 
@@ -56,7 +56,7 @@ export function createPipeReader(effects: Effects, { inTurn = inTurnOfThread } =
       const how = await begun;
       cancelBegin();
       try {
-        if (how === 'now' && (await handOnLast())) {
+        if (how === 'now' && (await handOnShort())) {
           closeSync(descriptor);
           return;
         }
@@ -77,16 +77,6 @@ export function createPipeReader(effects: Effects, { inTurn = inTurnOfThread } =
         leftBytes -= bytes.length;
       }
       return false;
-    }
-
-    /** The same after the command has ended. Tries again, as a command that is just being started may hold the pipe. */
-    async function handOnLast(): Promise<boolean> {
-      for (const pauseMs of RETRY_PAUSES_MS) {
-        if (await handOnShort()) return true;
-        if (finishing) return false;
-        await delay(pauseMs, effects);
-      }
-      return await handOnShort();
     }
 
     async function watch(socket: Socket): Promise<void> {
@@ -157,13 +147,6 @@ const LEFT_OPEN_PAUSE_MS = 50;
  * dozen and a turn of the event loop.
  */
 const WATCH_AFTER_MS = 10;
-
-/**
- * Between fork and exec a new command holds everything that davit has open, the pipes of other commands too: with eight
- * at a time, one pipe in nine was found held like that. Trying again is cheaper than to watch a pipe, which takes 100
- * µs.
- */
-const RETRY_PAUSES_MS = [1, 2, 4];
 
 const READ_BYTES = 64 * 1024;
 const scratch = Buffer.allocUnsafeSlow(READ_BYTES);

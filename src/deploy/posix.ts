@@ -5,8 +5,11 @@ import { type Declare, loadCLibrary } from '../libc.ts';
 
 /** System calls that Node does not offer. */
 export interface Posix {
-  /** A pipe whose reader never blocks. Throws an Error with the system's error code. */
-  pipe(): { reader: number; writer: number };
+  /**
+   * The reading end of a new pipe, which never blocks; nobody has the other one open. Throws an Error with the system's
+   * error code.
+   */
+  pipe(): number;
   /**
    * Starts a program in a session and a process group of its own, with stdin from /dev/null, no descriptors but 0 to 2,
    * and every signal at its default. Resolves to its process id, or to the system's error code, execve(2). Rejects with
@@ -27,7 +30,7 @@ export interface Posix {
   becomeSubreaper(): boolean;
 }
 
-export interface Program {
+interface Program {
   /** Relative to `directory`, if it does not begin with a slash. */
   path: string;
   /** From argv[0] on. */
@@ -35,7 +38,7 @@ export interface Program {
   /** The whole of it. */
   environment: Readonly<Record<string, string>>;
   directory: string;
-  /** The descriptor that becomes its stdout and stderr. */
+  /** The reading end of the pipe to which its stdout and stderr write. */
   output: number;
 }
 
@@ -52,7 +55,6 @@ export async function loadPosix(): Promise<Posix> {
   // Results by an Int32Array, and without `...`, which Linux passes alike: with a cold cache, `_Out_ int *` took 6 µs
   // more for each call, and `...` 2.
   const pipe2 = declare('int pipe2(void *descriptors, int flags)');
-  const fcntl = declare('int fcntl(int descriptor, int command, int flags)');
   const prctl = declare('int prctl(int option, ...)');
   const waitpid = declare('int waitpid(int id, void *status, int options)');
   const waitid = declare('int waitid(int kind, int id, void *information, int options)');
@@ -67,16 +69,12 @@ export async function loadPosix(): Promise<Posix> {
 
   return { pipe, spawn, reap, zombieChild, becomeSubreaper };
 
-  function pipe(): { reader: number; writer: number } {
-    if (pipe2(descriptors, O_CLOEXEC) !== 0) throw systemError('pipe2', lastError());
-    const reader = descriptors[0] ?? -1;
-    const writer = descriptors[1] ?? -1;
-    if (fcntl(reader, F_SETFL, fileConstants.O_NONBLOCK) !== 0) {
-      const error = systemError('fcntl', lastError());
-      for (const end of descriptors) closeSync(end);
-      throw error;
-    }
-    return { reader, writer };
+  function pipe(): number {
+    if (pipe2(descriptors, fileConstants.O_NONBLOCK | O_CLOEXEC) !== 0)
+      throw systemError('pipe2', lastError());
+    const [reader = -1, writer = -1] = descriptors;
+    closeSync(writer);
+    return reader;
   }
 
   async function spawn(program: Program): Promise<{ processId: number } | { code: string }> {
@@ -124,7 +122,6 @@ export async function loadPosix(): Promise<Posix> {
 }
 
 const O_CLOEXEC = 0o2000000;
-const F_SETFL = 4;
 const PR_SET_CHILD_SUBREAPER = 36;
 const WNOHANG = 1;
 const WEXITED = 4;
@@ -143,7 +140,12 @@ const SIGNAL_INFORMATION_PROCESS_ID = 16;
 /** sigset_t */
 const SIGNAL_SET_BYTES = 128;
 
-/** What happens between fork and exec: descriptors 0 to 2, and the working directory. */
+/**
+ * What happens between fork and exec: descriptors 0 to 2, and the working directory. The new process opens the end of its
+ * pipe itself, as until its exec each has open what davit has. Of an end that davit had opened, others that were being
+ * started held copies: with eight commands at a time davit found one pipe in nine held after its command had ended, and
+ * on a busy machine four in ten, there for 3 ms on average.
+ */
 function fileActions(declare: Declare): (program: Program) => { bytes: Buffer; free(): void } {
   const init = declare('int posix_spawn_file_actions_init(void *actions)');
   const destroy = declare('int posix_spawn_file_actions_destroy(void *actions)');
@@ -158,8 +160,8 @@ function fileActions(declare: Declare): (program: Program) => { bytes: Buffer; f
     must(init(bytes));
     try {
       must(open(bytes, 0, '/dev/null', fileConstants.O_RDONLY, 0));
-      must(duplicate(bytes, output, 1));
-      must(duplicate(bytes, output, 2));
+      must(open(bytes, 1, `/proc/self/fd/${output}`, fileConstants.O_WRONLY, 0));
+      must(duplicate(bytes, 1, 2));
       must(closeFrom(bytes, 3));
       must(changeDirectory(bytes, directory));
     } catch (error) {

@@ -7,7 +7,7 @@ import { createSemaphore } from '../semaphore.ts';
 import { findCommand, type SpawnRequest, whyNotFound, whyNotStarted } from './command-file.ts';
 import { raiseOomScoreOf, withRaisedOomScore } from './oom-score.ts';
 import { createPipeReader, type PipeReading } from './pipes.ts';
-import type { Posix, ProcessEnd, Program } from './posix.ts';
+import type { Posix, ProcessEnd } from './posix.ts';
 import { signal } from './process-tree.ts';
 
 type SpawnResult = StartedProcess | NotStarted | Shortage;
@@ -91,8 +91,10 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
     const pipe = posix.pipe();
     let isRead = false;
     try {
-      const program = { path, arguments: command, environment, directory, output: pipe.writer };
-      const spawned = await spawnWriting(program);
+      // So that a command that becomes another user can reopen /dev/stdout. No other process can reach the pipe.
+      fchmodSync(pipe, 0o622);
+      const program = { path, arguments: command, environment, directory, output: pipe };
+      const spawned = await withRaisedOomScore(() => posix.spawn(program));
       if ('code' in spawned) return notStarted(spawned.code, whyNotStarted(spawned.code, request));
       const { processId } = spawned;
       raiseOomScoreOf(processId);
@@ -107,25 +109,11 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
       return {
         kind: 'started',
         identity,
-        readOutput: (onBytes) => reader.read(pipe.reader, onBytes),
+        readOutput: (onBytes) => reader.read(pipe, onBytes),
         ended,
       };
     } finally {
-      if (!isRead) closeSync(pipe.reader);
-    }
-  }
-
-  /**
-   * Closes the command's end of the pipe here, before the process is looked up: that takes a file descriptor, and would
-   * wait for ever if this one were the last.
-   */
-  async function spawnWriting(program: Program): ReturnType<Posix['spawn']> {
-    try {
-      // So that a command that becomes another user can reopen /dev/stdout. No other process can reach the pipe.
-      fchmodSync(program.output, 0o622);
-      return await withRaisedOomScore(() => posix.spawn(program));
-    } finally {
-      closeSync(program.output);
+      if (!isRead) closeSync(pipe);
     }
   }
 

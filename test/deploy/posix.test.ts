@@ -1,7 +1,21 @@
+import { closeSync, readSync } from 'node:fs';
 import t from 'tap';
-import { posix } from '../helpers/commands.ts';
+import { posix, until } from '../helpers/commands.ts';
 
-t.test('an error before the start has the code of the system, as any later one has', async (t) => {
-  const program = { path: '/bin/true', arguments: ['true'], environment: {}, directory: '/', output: -1 };
-  await t.rejects(posix.spawn(program), { code: 'EBADF', message: 'posix_spawn: EBADF' });
+t.test('nobody can write to a new pipe but the program that is started with it', async (t) => {
+  const output = posix.pipe();
+  t.teardown(() => closeSync(output));
+  t.equal(textIn(output), '', 'it has no writer');
+  const program = { path: '/bin/echo', arguments: ['echo', 'said'], environment: {}, directory: '/', output };
+  const spawned = await posix.spawn(program);
+  if ('code' in spawned) throw new Error(spawned.code);
+  await until(() => posix.reap(spawned.processId) !== undefined);
+  t.equal(textIn(output), 'said\n');
+  t.equal(textIn(output), '', 'it has no writer any more');
 });
+
+/** What one call reads; throws EAGAIN if there is nothing and somebody could still write. */
+function textIn(descriptor: number): string {
+  const bytes = Buffer.alloc(100);
+  return bytes.toString('utf8', 0, readSync(descriptor, bytes));
+}

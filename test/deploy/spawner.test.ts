@@ -8,6 +8,7 @@ import koffi from 'koffi';
 import t, { type Test } from 'tap';
 import type { SpawnRequest } from '../../src/deploy/command-file.ts';
 import { withRaisedOomScore } from '../../src/deploy/oom-score.ts';
+import type { Posix } from '../../src/deploy/posix.ts';
 import { createSpawner, type Spawner, type StartedProcess } from '../../src/deploy/spawner.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
 import { hasOrphans } from '../../src/proc.ts';
@@ -92,6 +93,23 @@ t.test('the output of a command is one pipe, which can be reopened by name', asy
   t.equal(await outputOf(started), 'one\ntwo\nthree\nfour\n');
   const mode = await start(spawner, ['stat', '-L', '-c', '%a', '/dev/stdout']);
   t.equal(await outputOf(mode), '622\n', 'another user may write to it, and not read it');
+});
+
+t.test('of the pipe of a command davit has only the end open from which it reads', async (t) => {
+  stayAlive(t);
+  const before = openPipes();
+  const during: number[] = [];
+  const watched: Posix = {
+    ...posix,
+    spawn(program) {
+      during.push(openPipes() - before);
+      return posix.spawn(program);
+    },
+  };
+  const spawner = createSpawner(watched, realEffects, false);
+  t.teardown(() => spawner.close());
+  await outputOf(await start(spawner, ['true']));
+  t.strictSame(during, [1], 'another command that is just being started cannot hold the other end');
 });
 
 t.test('the OOM killer prefers commands to the service', async (t) => {
