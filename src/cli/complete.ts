@@ -1,7 +1,7 @@
 import type { Argument, Command, Option } from 'commander';
 import { printable } from '../printable.ts';
+import { quoteForBash, unquote } from '../shell-words.ts';
 import { visibleCommands, visibleOptions } from './command-tree.ts';
-import { quoteForBash, unquote } from './shell-words.ts';
 
 export const SHELLS = ['bash', 'zsh', 'fish'] as const;
 export type Shell = (typeof SHELLS)[number];

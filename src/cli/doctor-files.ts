@@ -2,6 +2,7 @@ import { accessSync, constants, readdirSync, type Stats, statSync } from 'node:f
 import { basename, dirname, join } from 'node:path';
 import { codeOf } from '../errors.ts';
 import { octal } from '../paths.ts';
+import { quoteForBash } from '../shell-words.ts';
 import { abandonedIn } from '../store/partial-file.ts';
 import { exposureProblem } from '../store/place.ts';
 import { formatBytes } from './bytes.ts';
@@ -24,7 +25,7 @@ export function checkPermissions({ path, service, nowMs }: Case): FindingOf<'per
 
   // Those beside it get its mode when davit writes.
   if ((file.mode & 0o200) === 0)
-    report(`${name} is not writable (mode ${octal(file.mode)})`, `chmod 600 ${path}`);
+    report(`${name} is not writable (mode ${octal(file.mode)})`, `chmod 600 ${quoteForBash(path)}`);
   for (const [one, { mode }] of [...inUse, ...filesBeside(path, earlierCopies(path, nowMs))]) {
     const found = exposureProblem(join(place, one), mode);
     if (found !== undefined) report(found.message, found.advice);
@@ -33,7 +34,7 @@ export function checkPermissions({ path, service, nowMs }: Case): FindingOf<'per
     if (stats.uid !== file.uid) {
       report(
         `${one} belongs to another user than ${name}: the service may not be able to write`,
-        `chown --reference=${path} ${join(place, one)}`,
+        `chown --reference=${quoteForBash(path)} ${quoteForBash(join(place, one))}`,
       );
     }
   }
@@ -41,21 +42,21 @@ export function checkPermissions({ path, service, nowMs }: Case): FindingOf<'per
   if (file.uid === 0 && directory.uid !== 0 && service === null) {
     report(
       `${name} belongs to another user than ${place}: a service of that user cannot open it`,
-      `chown -h --reference=${place} ${inUse.map(([one]) => join(place, one)).join(' ')}`,
+      `chown -h --reference=${quoteForBash(place)} ${inUse.map(([one]) => quoteForBash(join(place, one))).join(' ')}`,
     );
   }
   if (uid === file.uid && !mayCreateIn(place)) {
     report(
       `this user cannot create files in ${place} (mode ${octal(directory.mode)}), where -wal and -lock belong`,
       directory.uid === uid
-        ? `chmod u+wx ${place}`
+        ? `chmod u+wx ${quoteForBash(place)}`
         : "move the file into a directory of this user's own, such as /var/lib/davit",
     );
   }
   if ((directory.mode & 0o022) !== 0 && (directory.mode & 0o1000) === 0) {
     report(
       `others can replace the file, as they can write to ${place} (mode ${octal(directory.mode)})`,
-      `chmod go-w ${place}`,
+      `chmod go-w ${quoteForBash(place)}`,
     );
   }
   if (uid !== file.uid) {

@@ -13,10 +13,10 @@ import { COMMAND_PATH, homeDirectory } from '../deploy/environment.ts';
 import { beginningOf, firstLineIn } from '../deploy/program-format.ts';
 import { parentProblem } from '../deploy/workspace.ts';
 import { statusOf } from '../paths.ts';
+import { quoteForBash } from '../shell-words.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import { type FindingOf, note, ok, problem } from './findings.ts';
 import { pathsOf, type Surroundings, viewOf } from './project-surroundings.ts';
-import { quoteForBash } from './shell-words.ts';
 
 /** What is found of the files that a project's settings name, and of those that its runs make. */
 export type FileFinding = FindingOf<'directory' | 'command'>;

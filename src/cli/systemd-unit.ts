@@ -5,9 +5,9 @@ import { AppError } from '../errors.ts';
 import { option } from '../options.ts';
 import { absolutePath, realPath, statusOf } from '../paths.ts';
 import { printable } from '../printable.ts';
+import { quoteForBash } from '../shell-words.ts';
 import { type CommandContext, explain } from './command.ts';
 import { dbPathOf } from './database-file.ts';
-import { quoteForBash } from './shell-words.ts';
 import { nameOfUser } from './users.ts';
 
 const USER = 'davit';

@@ -2,6 +2,7 @@ import type { StatsFs } from 'node:fs';
 import { basename } from 'node:path';
 import type { Effects } from '../effects.ts';
 import { octal, realPath, statusOf } from '../paths.ts';
+import { quoteForBash } from '../shell-words.ts';
 
 /** What was committed and is not in the file yet. */
 export function walPath(path: string): string {
@@ -75,7 +76,7 @@ export function exposureProblem(path: string, mode: number): { message: string; 
   if ((mode & 0o077) === 0) return undefined;
   return {
     message: `others have access to ${basename(path)} (mode ${octal(mode)})`,
-    advice: `chmod 600 ${path}`,
+    advice: `chmod 600 ${quoteForBash(path)}`,
   };
 }
 

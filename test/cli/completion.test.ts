@@ -3,8 +3,8 @@ import { chmodSync, copyFileSync, mkdirSync, readdirSync, renameSync, writeFileS
 import { delimiter, join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
-import { quoteForBash, unquote } from '../../src/cli/shell-words.ts';
 import { DEPLOYMENT_STATUSES, EVENT_TYPES, QUEUE_POLICIES, SCOPES } from '../../src/domain.ts';
+import { quoteForBash, unquote } from '../../src/shell-words.ts';
 import { inFile } from '../helpers/administration.ts';
 import { COMPILE_CACHE, MAIN, type Place, place, run } from '../helpers/cli.ts';
 import { newWebhook } from '../helpers/deliveries.ts';

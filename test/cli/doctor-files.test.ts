@@ -1,10 +1,11 @@
 import { execSync, spawnSync } from 'node:child_process';
-import { chmodSync, chownSync, statSync, writeFileSync } from 'node:fs';
+import { chmodSync, chownSync, mkdirSync, statSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import t from 'tap';
 import { busyWriter } from '../helpers/busy.ts';
-import { MAIN } from '../helpers/cli.ts';
-import { findingOf, reportOf, withProject } from '../helpers/doctor.ts';
+import { MAIN, place } from '../helpers/cli.ts';
+import { findingOf, type Report, reportOf, withProject } from '../helpers/doctor.ts';
 import { changeFile } from '../helpers/files.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 
@@ -53,6 +54,20 @@ t.test('a database that others have access to or can replace is a problem', asyn
     findings.filter(({ check }) => check === 'permissions').map(({ message }) => message),
     ['others have access to davit.db-wal (mode 644)', 'others have access to davit.db-shm (mode 644)'],
   );
+});
+
+t.test('advice can be pasted into a shell, whatever the path', async (t) => {
+  const { davit, directory } = place(t);
+  const home = join(directory, "it's my app");
+  const dbPath = join(home, 'davit.db');
+  mkdirSync(home);
+  await davit(['admin', 'project', 'create', '--name', 'website', '--db', dbPath]);
+  chmodSync(home, 0o777);
+  chmodSync(dbPath, 0o444);
+  const { stdout } = await davit(['doctor', '--json', '--db', dbPath]);
+  const { findings }: Report = JSON.parse(stdout);
+  for (const { advice } of findings.filter(({ level }) => level === 'problem')) execSync(String(advice));
+  t.strictSame([statSync(home).mode & 0o777, statSync(dbPath).mode & 0o777], [0o755, 0o600]);
 });
 
 t.test('a side file that belongs to another user is a problem', ifMayBeSomebodyElse, async (t) => {
