@@ -18,7 +18,7 @@ import type { ApiClient } from './api-client.ts';
 import { type CommandContext, explain, misused, Refusal, requiredOption, stayAlive } from './command.ts';
 import type { Outcome } from './deploy-follow.ts';
 import { handleInterruption, type Interruption } from './deploy-interrupt.ts';
-import { deploymentText, statusText } from './deployment-status.ts';
+import { deploymentLine, statusText } from './deployment-status.ts';
 import { createLogOutput, type LogOutput } from './log-output.ts';
 import { tookText } from './moments.ts';
 import { GaveUp } from './patience.ts';
@@ -121,7 +121,7 @@ async function deploy(
     const { body, replayed } = created;
     interruption.created(body.id);
     if (replayed === true) context.terminal.note(replayText(body));
-    else if (options.json !== true) context.terminal.note(deploymentText(body));
+    else if (options.json !== true) context.terminal.note(deploymentLine(body));
     if (options.wait === true || interruption.isCanceling())
       await awaitOutcome(body, api, log, interruption, options, context);
     else if (options.json === true) printJson(context, body);
@@ -166,7 +166,7 @@ async function awaitOutcome(
     const took = duration_ms === null ? '' : ` in ${tookText(duration_ms)}`;
     const by = deployment?.superseded_by ? ` by ${deployment.superseded_by}` : '';
     const how = deployment === null ? status : `${statusText(deployment)}${by}`;
-    terminal.note(deploymentText(created, `${how}${took}`));
+    terminal.note(deploymentLine(created, `${how}${took}`));
     if (message !== null) terminal.note(printable(message));
   }
   // A cancellation that is still unanswered would keep the process alive, though nothing depends on it.

@@ -6,7 +6,7 @@ import { endsLine } from '../store/logs.ts';
 import type { Store } from '../store/store.ts';
 import { type CommandContext, EXIT_CODE_OF_SIGNAL, explain, stayAlive } from './command.ts';
 import { withStore } from './database-file.ts';
-import { deploymentText, obstacleOf, REPORTED_ELSEWHERE } from './deployment-status.ts';
+import { deploymentLine, obstacleOf, REPORTED_ELSEWHERE } from './deployment-status.ts';
 import { createLogOutput, type LogOutput } from './log-output.ts';
 import { DEPLOYMENT_ARGUMENT, resolveDeployment } from './names.ts';
 import { isServed } from './serving.ts';
@@ -84,7 +84,7 @@ async function followLog({ id }: Deployment, store: Store, context: CommandConte
     at = deployment.log_bytes;
     if (isTerminal(deployment.status)) {
       await output.end();
-      terminal.note(deploymentText(deployment));
+      terminal.note(deploymentLine(deployment));
       return;
     }
     listen(endAtSignal(['SIGINT', 'SIGTERM', 'SIGHUP'], close, context));

@@ -21,7 +21,7 @@ export function statusText({ status, reason, exit_code, signal, queue_position }
 }
 
 /** A deployment and its status in one line, without control characters, as it may come from another service. */
-export function deploymentText(
+export function deploymentLine(
   deployment: Standing & Pick<Deployment, 'id' | 'ref'>,
   how = statusText(deployment),
 ): string {
