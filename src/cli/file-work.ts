@@ -1,4 +1,5 @@
 import { spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { statSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { createInterface } from 'node:readline';
@@ -94,12 +95,18 @@ async function runJob(
     signal,
     killSignal: 'SIGKILL',
   });
-  const problems = text(child.stderr);
-  const failed = new Promise<never>((_, reject) => child.once('error', reject));
+  const stderr = text(child.stderr);
   using progress = showProgress(terminal.progress, job, to, effects);
-  const last = await Promise.race([lastMessage(), failed]);
-  const stderr = await Promise.race([problems, failed]);
-  if (last === undefined) throw new Error(`the process for ${job} ended early: ${stderr}`);
+  // Rejects if the process cannot be started, and once `signal` has ended it.
+  const [last, [, killedBy]] = await Promise.all([lastMessage(), once(child, 'close')]);
+  if (killedBy !== null) {
+    const what = job === 'migrate' ? 'migrates the file' : 'makes the copy';
+    throw new AppError(
+      'unavailable',
+      `the process that ${what} was killed (${killedBy}), perhaps as memory ran out: try again`,
+    );
+  }
+  if (last === undefined) throw new Error(`the process for ${job} ended early: ${await stderr}`);
   return last;
 
   async function lastMessage(): Promise<FileMessage | undefined> {

@@ -252,6 +252,19 @@ t.test('when only the backup command is killed, its helper process removes the p
   t.notOk(existsSync(join(directory, 'copy.db')));
 });
 
+t.test('when its helper process is killed, as for want of memory, backup says so', async (t) => {
+  const { directory, dbPath } = place(t);
+  makeLarge(dbPath, 40);
+  const backup = await backupUnderWay(t, directory);
+  for (const helperId of childrenOf(backup.child.pid)) process.kill(helperId, 'SIGKILL');
+  t.strictSame(await backup.ended, [1, null]);
+  t.equal(
+    await backup.stderr,
+    'error: the process that makes the copy was killed (SIGKILL), perhaps as memory ran out: try again\n',
+  );
+  t.strictSame(readdirSync(directory).filter(isNoSideFile), ['davit.db']);
+});
+
 t.test('a backup to a full disk fails and leaves nothing behind', ifMayMount, async (t) => {
   const { directory, dbPath } = place(t);
   makeLarge(dbPath, 8);
