@@ -20,7 +20,7 @@ import { printJson } from './results.ts';
 import { isLeft, serviceOf, serviceText, visibleProcess, waitsForResume } from './serving.ts';
 import { shortName, shortRef, shortSentence, shortUrl } from './shorten.ts';
 import { type Column, fields, table } from './table.ts';
-import { nextAttemptText } from './webhook-text.ts';
+import { FAILURE_COLUMNS, nextAttemptText } from './webhook-text.ts';
 
 /**
  * Why a deployment has not started: no service runs; its project is paused; another one of its project runs, or is
@@ -251,16 +251,7 @@ function printWebhooks(
     { title: 'URL', of: ({ url }) => url, shorten: shortUrl },
     { title: 'WAITING', of: ({ pending_count, held_count }) => String(pending_count + held_count) },
     { title: 'NEXT ATTEMPT', of: (webhook) => nextAttemptText(webhook, service !== null, context) },
-    {
-      title: 'FAILED',
-      of: ({ consecutive_failures }) => (consecutive_failures === 0 ? '' : `${consecutive_failures}×`),
-      colour: () => 'red',
-    },
-    {
-      title: 'LAST ERROR',
-      of: ({ status_reason, last_error }) => status_reason ?? last_error ?? '',
-      shorten: shortSentence,
-    },
+    ...FAILURE_COLUMNS,
   ]);
 }
 

@@ -3,6 +3,22 @@ import type { WebhookBacklog } from '../store/backlog.ts';
 import type { CommandContext } from './command.ts';
 import { counted } from './counted.ts';
 import { moment } from './moments.ts';
+import { shortSentence } from './shorten.ts';
+import type { Column } from './table.ts';
+
+/** Columns that tell how often a webhook has failed in a row, and with what error. */
+export const FAILURE_COLUMNS: readonly Column<WebhookBacklog>[] = [
+  {
+    title: 'FAILED',
+    of: ({ consecutive_failures }) => (consecutive_failures === 0 ? '' : `${consecutive_failures}×`),
+    colour: () => 'red',
+  },
+  {
+    title: 'LAST ERROR',
+    of: ({ status_reason, last_error }) => status_reason ?? last_error ?? '',
+    shorten: shortSentence,
+  },
+];
 
 /** When something is sent to the webhook next; empty if nothing waits. `served`: whether a service runs to send it. */
 export function nextAttemptText(

@@ -13,11 +13,11 @@ import { exactMomentOf, moment } from './moments.ts';
 import { nameOfWebhook, resolveWebhook, WEBHOOK_ARGUMENT } from './names.ts';
 import { printJson } from './results.ts';
 import { isServed } from './serving.ts';
-import { shortEvents, shortName, shortSentence, shortUrl } from './shorten.ts';
+import { shortEvents, shortName, shortUrl } from './shorten.ts';
 import { type Colour, fields, table } from './table.ts';
 import { defineDeliveries, defineReplay } from './webhook-deliveries.ts';
 import { definePing } from './webhook-ping.ts';
-import { countText, keyExpiredAt, nextAttemptText } from './webhook-text.ts';
+import { countText, FAILURE_COLUMNS, keyExpiredAt, nextAttemptText } from './webhook-text.ts';
 
 /** `davit admin webhook`. */
 export function defineWebhooks(command: Command, context: CommandContext): void {
@@ -86,16 +86,7 @@ function printWebhooks(webhooks: readonly WebhookBacklog[], context: CommandCont
       },
       { title: 'LAST SUCCESS', of: ({ last_success_at }) => moment(context, last_success_at) },
       { title: 'LAST FAILURE', of: ({ last_failure_at }) => moment(context, last_failure_at) },
-      {
-        title: 'FAILED',
-        of: ({ consecutive_failures }) => (consecutive_failures === 0 ? '' : `${consecutive_failures}×`),
-        colour: () => 'red',
-      },
-      {
-        title: 'LAST ERROR',
-        of: ({ status_reason, last_error }) => status_reason ?? last_error ?? '',
-        shorten: shortSentence,
-      },
+      ...FAILURE_COLUMNS,
       { title: 'KEY', of: ({ created_by }) => created_by.name, shorten: shortName },
       { title: 'EVENTS', of: ({ events }) => events.join(' '), shorten: shortEvents },
     ]),
