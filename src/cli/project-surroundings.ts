@@ -38,17 +38,14 @@ export async function surroundingsOf(
   const ofService = serviceProcessId === null ? undefined : temporaryDirectoryOf(serviceProcessId);
   const temporaryDirectory = ofService ?? absolutePath(tmpdir());
   const paths = [...new Set([...projects.flatMap(pathsOf), temporaryDirectory])];
-  const answered = (path: string) =>
-    statPath(path).then(
-      () => true,
-      () => true,
-    );
-  const late = async () => {
-    await delay(ANSWER_TIMEOUT_MS, effects);
-    return false;
-  };
   const silent = await Promise.all(
-    paths.map(async (path) => ((await Promise.race([answered(path), late()])) ? [] : [path])),
+    paths.map((path) => {
+      const answered = statPath(path).then(
+        () => [],
+        () => [],
+      );
+      return Promise.race([answered, delay(ANSWER_TIMEOUT_MS, effects).then(() => [path])]);
+    }),
   );
   return { serviceProcessId, temporaryDirectory, unanswered: new Set(silent.flat()) };
 }
