@@ -61,7 +61,7 @@ function findingOfRunning(
   }
   const lives = runs || living.length > 0;
   if (lives || serviceProcessId === null || ageMs(started_at, nowMs) <= JUST_BEGUN_MS) return undefined;
-  if (waitsForResume({ reads }, deployment)) {
+  if (waitsForResume(reads, deployment)) {
     const message = `${id} waits to start, as its project is paused`;
     return note('deployments', message, 'davit admin project resume');
   }

@@ -1,6 +1,5 @@
 import type { Command } from 'commander';
 import type { DeploymentId } from '../domain.ts';
-import { realPath } from '../paths.ts';
 import type {
   Backlog,
   Excerpt,
@@ -10,7 +9,7 @@ import type {
   WebhookBacklog,
 } from '../store/backlog.ts';
 import type { Serving } from '../store/lock.ts';
-import type { Store } from '../store/store.ts';
+import type { Reads } from '../store/store.ts';
 import { type CommandContext, explain, jsonOption } from './command.ts';
 import { dbPathOf, withStore } from './database-file.ts';
 import { STATUS_COLOURS } from './deployment-status.ts';
@@ -55,11 +54,11 @@ export function defineQueue(command: Command, context: CommandContext): void {
       const nowMs = context.effects.now();
       const { service, backlog, states } = await withStore(command, context, 'refuse', async (store) => {
         const service = await serviceOf(command);
-        const serviceProcessId = service && (await visibleProcess(service, realPath(dbPathOf(command))));
+        const serviceProcessId = service && (await visibleProcess(service, dbPathOf(command)));
         return {
           service,
           backlog: store.reads.backlog.all(nowMs, limit),
-          states: statesOf(store, service, serviceProcessId, nowMs),
+          states: statesOf(store.reads, service, serviceProcessId, nowMs),
         };
       });
       const queue = { service, ...backlog, waiting: withReasons(backlog, service, states) };
@@ -80,17 +79,17 @@ interface ExplainedDeployment extends WaitingDeployment {
 type States = ReadonlyMap<DeploymentId, RunningState>;
 
 function statesOf(
-  store: Pick<Store, 'reads'>,
+  reads: Reads,
   service: Serving | null,
   serviceProcessId: number | null,
   nowMs: number,
 ): States {
   const states = new Map<DeploymentId, RunningState>();
   if (service === null) return states;
-  for (const deployment of store.reads.deployments.running()) {
+  for (const deployment of reads.deployments.running()) {
     const { id, process, started_at } = deployment;
     if (isLeft(deployment, service, serviceProcessId, nowMs)) states.set(id, 'earlier_run');
-    else if (waitsForResume(store, deployment)) states.set(id, 'project_resumed');
+    else if (waitsForResume(reads, deployment)) states.set(id, 'project_resumed');
     else if (process === null && nowMs - Date.parse(started_at) > START_MAX_MS)
       states.set(id, 'earlier_start');
   }

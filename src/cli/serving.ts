@@ -2,7 +2,7 @@ import type { Command } from 'commander';
 import { processIdentity } from '../process-identity.ts';
 import type { RunningDeployment } from '../store/deployments.ts';
 import type { Serving } from '../store/lock.ts';
-import type { Store } from '../store/store.ts';
+import type { Reads } from '../store/store.ts';
 import type { CommandContext } from './command.ts';
 import { dbPathOf } from './database-file.ts';
 import { exactMoment } from './moments.ts';
@@ -45,7 +45,7 @@ export function isLeft(
 }
 
 /** Whether this deployment, which waits to start, does so as its project is paused: it takes no slot then. */
-export function waitsForResume({ reads }: Pick<Store, 'reads'>, { id, process }: RunningDeployment): boolean {
+export function waitsForResume(reads: Reads, { id, process }: RunningDeployment): boolean {
   if (process !== null) return false;
   return reads.projects.resolve(reads.deployments.existing(id).project_id).status === 'paused';
 }
