@@ -207,7 +207,7 @@ function keyOf(command: Command, { keyFile }: DeployOptions, { environment }: Co
 }
 
 function warnOfPlainText({ protocol, hostname }: URL, { terminal }: CommandContext): void {
-  const isHere = hostname === 'localhost' || hostname === '[::1]' || hostname.startsWith('127.');
+  const isHere = /^(?:localhost|\[::1\]|127(?:\.\d+){3})$/.test(hostname);
   if (protocol === 'https:' || isHere) return;
   terminal.note(`warning: the key goes to ${hostname} in clear text: use https where others can listen`);
 }
