@@ -58,13 +58,11 @@ async function warnOfVariables(
   const read = allOptions(command).flatMap(({ envVar = [] }) => envVar);
   const others = Object.keys(environment).filter((name) => name.startsWith('DAVIT_') && !read.includes(name));
   // Only if a name resembles one that is read: others are for other commands or for scripts. All begin with DAVIT_.
-  const warnings = others.flatMap((name) => {
+  for (const name of others) {
     const meant = nearest(withoutPrefix(name), read.map(withoutPrefix));
-    return meant === undefined ? [] : `${name} is no variable of davit serve: did you mean DAVIT_${meant}?`;
-  });
-  if (warnings.length === 0) return;
-  const logger = await loggerOf(config, effects);
-  for (const warning of warnings) logger.warn(warning);
+    if (meant === undefined) continue;
+    await warn(`${name} is no variable of davit serve: did you mean DAVIT_${meant}?`, config, effects);
+  }
 }
 
 /** For what is said before the service, which has its own: made at each start, it delayed the service by 8 ms. */
