@@ -118,32 +118,30 @@ function addSettings(command: Command, defaults: 'with defaults' | 'as they are'
         'a file of such variables, one name=value a line; quotes around a whole value are removed, lines that begin with # are skipped; - for stdin',
       ),
     );
-  addSetting('--timeout <duration>', 'stop the command after this time, or off', orOff(durationMsOf), '30m');
+  addSetting('--timeout <duration>', 'stop the command after this time, or off', '30m');
   addSetting(
     '--idle-timeout <duration>',
     'stop the command when it prints nothing for this time, or off',
-    orOff(durationMsOf),
     'off',
   );
   addSetting(
     '--report-timeout <duration>',
     'without a command: fail a deployment whose end is not reported within this time, or off',
-    orOff(durationMsOf),
     'off',
   );
   addSetting(
     '--policy <policy>',
     QUEUE_POLICIES.map((policy) => `${policy}: ${POLICY_MEANINGS[policy]}`).join('; '),
-    oneOf(QUEUE_POLICIES),
     'queue',
+    oneOf(QUEUE_POLICIES),
     QUEUE_POLICIES,
   );
 
   function addSetting(
     flags: string,
     description: string,
-    parse: (text: string) => unknown,
     preset: string,
+    parse: (text: string) => unknown = orOff(durationMsOf),
     choices: readonly string[] = [],
   ): void {
     const setting = option(flags, description).choices(choices).argParser(parse);
