@@ -20,10 +20,8 @@ export async function latestOf<Item>(
   page: (beforeSeq: number, limit: number) => ListPage<Item> | Promise<ListPage<Item>>,
 ): Promise<{ items: Item[]; isAll: boolean }> {
   const found: Item[] = [];
-  for (
-    let beforeSeq: number | null = Number.MAX_SAFE_INTEGER;
-    beforeSeq !== null && found.length <= limit;
-  ) {
+  let beforeSeq: number | null = Number.MAX_SAFE_INTEGER;
+  while (beforeSeq !== null && found.length <= limit) {
     const wanted = Math.min(limit + 1 - found.length, PAGE_MAX);
     const { items, goOnAt }: ListPage<Item> = await page(beforeSeq, wanted);
     found.push(...items);
