@@ -1,4 +1,4 @@
-import { openSync, readSync, writeFileSync, writeSync } from 'node:fs';
+import { closeSync, openSync, readSync, writeSync } from 'node:fs';
 
 /** When memory runs out, the kernel is to kill a command and not the service: proc_pid_oom_score_adj(5). */
 const STARTING_OOM_SCORE = 500;
@@ -28,11 +28,19 @@ export async function withRaisedOomScore<Result>(start: () => Promise<Result>): 
   }
 }
 
-/** Raises the score of a process that was started like that, and so of its later children. */
+/**
+ * Raises the score of a process that was started like that, and so of its later children. A command that has set its own
+ * by now, as by choom(1), keeps that.
+ */
 export function raiseOomScoreOf(processId: number): void {
-  if ((ownScore() ?? 0) >= STARTED_OOM_SCORE) return;
+  const inherited = Math.max(ownScore() ?? 0, STARTING_OOM_SCORE);
   try {
-    writeFileSync(`/proc/${processId}/oom_score_adj`, String(STARTED_OOM_SCORE), { flag: 'r+' });
+    const file = openSync(`/proc/${processId}/oom_score_adj`, 'r+');
+    try {
+      if (scoreIn(file) === inherited) writeSync(file, String(STARTED_OOM_SCORE), 0);
+    } finally {
+      closeSync(file);
+    }
   } catch {
     // It has become another user, or no file descriptor is free: it keeps the score with which it was started.
   }
@@ -52,10 +60,14 @@ function lower(): void {
 function ownScore(): number | undefined {
   try {
     scoreFile ??= openSync('/proc/self/oom_score_adj', 'r+');
-    return Number(scratch.toString('latin1', 0, readSync(scoreFile, scratch, 0, scratch.length, 0)));
+    return scoreIn(scoreFile);
   } catch {
     return undefined;
   }
+}
+
+function scoreIn(file: number): number {
+  return Number(scratch.toString('latin1', 0, readSync(file, scratch, 0, scratch.length, 0)));
 }
 
 function setScore(score: number): boolean {

@@ -7,7 +7,7 @@ import { text } from 'node:stream/consumers';
 import koffi from 'koffi';
 import t, { type Test } from 'tap';
 import type { SpawnRequest } from '../../src/deploy/command-file.ts';
-import { withRaisedOomScore } from '../../src/deploy/oom-score.ts';
+import { raiseOomScoreOf, withRaisedOomScore } from '../../src/deploy/oom-score.ts';
 import type { Posix } from '../../src/deploy/posix.ts';
 import { createSpawner, type Spawner, type StartedProcess } from '../../src/deploy/spawner.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
@@ -137,6 +137,15 @@ t.test('while the service starts a command, the OOM killer prefers those that ru
   const score = Number(readFileSync(`/proc/${identity.processId}/oom_score_adj`, 'utf8'));
   t.equal(score, 1000, 'higher by half of all memory, which is more than the service takes');
   process.kill(identity.processId, 'SIGKILL');
+});
+
+t.test('a command that has set its own score, as by choom(1), keeps it', async (t) => {
+  const child = spawn('sh', ['-c', `echo 900 >${SCORE_FILE}; echo set; exec sleep 1000`]);
+  t.teardown(() => child.kill('SIGKILL'));
+  await once(child.stdout, 'data');
+  const { pid = 0 } = child;
+  raiseOomScoreOf(pid);
+  t.equal(Number(readFileSync(`/proc/${pid}/oom_score_adj`, 'utf8')), 900);
 });
 
 t.test('a command gets exactly its environment and its arguments', async (t) => {
