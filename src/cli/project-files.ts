@@ -160,10 +160,10 @@ function checkView(
   }
 }
 
-/** Other interpreters may ignore it, as perl does. */
+/** Other interpreters may ignore it, as perl and zsh do. */
 function checkShellOption(path: string): FileFinding[] {
   const { interpreter, argument } = firstLineOf(path);
-  if (!/^(?:a|ba|da|k|z)?sh$/.test(basename(interpreter)) || !/^[-+].*\r$/.test(argument)) return [];
+  if (!/^(?:a|ba|da|k)?sh$/.test(basename(interpreter)) || !/^[-+].*\r$/.test(argument)) return [];
   const line = `#!${interpreter} ${argument.slice(0, -1)}`;
   return [
     problem(

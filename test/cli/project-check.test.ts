@@ -271,6 +271,10 @@ t.test('sound interpreters, permissions and limits are no problem', async (t) =>
       '#!/usr/bin/env -S PATH=/usr/local/own:/bin own-program',
       '#!/bin/sh no-such-program',
     ].map((line) => (there: Place) => ['--', script(there, 'deploy.sh', `${line}\n`)]),
+    (there) => {
+      symlinkSync('/bin/sh', join(there.directory, 'zsh')); // the real one ignores a CR behind its options
+      return ['--', script(there, 'deploy.sh', `#!${there.directory}/zsh -e\r\n`)];
+    },
     (there) => ['--', script(there, 'deploy.sh', '#!/bin/sh\n', 0o775)],
     ({ directory }) => {
       mkdirSync(join(directory, 'shared'));
