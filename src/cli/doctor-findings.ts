@@ -125,7 +125,7 @@ export function findingsOfUnopened(file: Case, error: unknown, ofPlace: DoctorFi
 function cutShort(check: 'integrity' | 'wal', { path }: Case): DoctorFinding {
   return problem(
     check,
-    'the file or its -wal was cut short while a program had it open: what was cut off is lost',
+    'the file or its -wal was cut short while a program had it open: what only it had is lost',
     `end davit and whatever else has the file open ('fuser -v ${path}-shm' shows it), then start davit, which goes on with what is left, and see whether davit doctor finds it whole`,
   );
 }
