@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { Webhook as StandardWebhook } from 'standardwebhooks';
 import t, { type Test } from 'tap';
-import type { Attempt, Delivery, KeyId } from '../../src/domain.ts';
+import type { Attempt, Delivery, KeyId, WebhookId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import type { WebhookBacklog } from '../../src/store/backlog.ts';
 import type { Replay } from '../../src/store/replays.ts';
@@ -157,15 +157,20 @@ t.test('a delivery that waits for a retry is due once its webhook is enabled', a
   const there = await file(t);
   const { id } = await register(there, 'https://one.test/');
   await deploy(there, 1);
-  await inFile(there, async (store) => {
-    for (const delivery of dueOf(store, id, realEffects.now(), 1)) {
-      const next = { kind: 'retry', atMs: realEffects.now() + 3_600_000 } as const;
-      await store.writer.write('outbox.settle', settlementOf(delivery, realEffects.now(), next));
-    }
-  });
+  await failOnce(there, id);
   await there.davit(webhook('disable', id));
   await there.davit(webhook('enable', id));
   t.match(await there.json<WebhookBacklog>(webhook('show', id)), { pending_count: 1, due_count: 1 });
+});
+
+t.test('a webhook whose receiver fails is listed with what it answered', async (t) => {
+  const there = await file(t);
+  const { id } = await register(there, 'https://one.test/');
+  await deploy(there, 1);
+  await failOnce(there, id);
+  const { stdout } = await there.davit(webhook('list'));
+  t.match(stdout, /^ID +URL +STATUS +WAITING +LAST FAILURE +FAILED +LAST ERROR +KEY /);
+  t.match(stdout, new RegExp(`^${id} +https://one\\.test/ +enabled +1 +\\S+Z +1× +500 +ci `, 'm'));
 });
 
 t.test('deleting a webhook needs --yes and is final', async (t) => {
@@ -435,6 +440,16 @@ function deploy(there: File, count: number): Promise<void> {
   return inFile(there, async ({ reads, writer }) => {
     const deployment = newDeployment(reads.projects.resolve('website').id);
     for (let made = 0; made < count; made++) await writer.write('deployments.create', deployment);
+  });
+}
+
+/** As if the service had sent what is due to a webhook, and its receiver had answered with 500. */
+async function failOnce(there: File, id: WebhookId): Promise<void> {
+  await inFile(there, async (store) => {
+    for (const delivery of dueOf(store, id, realEffects.now(), 1)) {
+      const next = { kind: 'retry', atMs: realEffects.now() + 3_600_000 } as const;
+      await store.writer.write('outbox.settle', settlementOf(delivery, realEffects.now(), next));
+    }
   });
 }
 
