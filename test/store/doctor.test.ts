@@ -4,8 +4,10 @@ import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
 import { SCHEMA_VERSION } from '../../src/store/database.ts';
 import { type ExaminedFile, openForExamination } from '../../src/store/doctor.ts';
+import { lockForServing } from '../../src/store/lock.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { filledFile, swapIndexes } from '../helpers/filled.ts';
+import { ifMayUnshare, runInNamespace } from '../helpers/namespaces.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 t.test('a file that cannot be examined is told by its kind, and not kept open', async (t) => {
@@ -38,6 +40,25 @@ t.test('a file that cannot be examined is told by its kind, and not kept open', 
     t.equal(readdirSync('/proc/self/fd').length, openBefore);
   }
 });
+
+t.test(
+  'a file that another machine serves is not opened, as closing it would empty its WAL',
+  ifMayUnshare,
+  async (t) => {
+    const path = filledFile(t);
+    lockForServing(path, 4711, fakeEffects())();
+    const other = new Sqlite(`${path}-lock`);
+    t.teardown(() => other.close());
+    other.exec("UPDATE holder SET boot_id = 'b7e3bd5c-0000-4000-8000-000000000000'; BEGIN IMMEDIATE");
+    writeFileSync(`${path}-wal`, 'what it has written');
+    const source = import.meta.resolve('../../src/store/doctor.ts');
+    const program = `import(${JSON.stringify(source)}).then(({ openForExamination }) => openForExamination(${JSON.stringify(path)}).close())`;
+    // There, as on another machine, the process that holds the lock cannot be seen.
+    const { stderr } = runInNamespace(process.execPath, '--eval', program);
+    t.match(stderr, /davit\.db is served by process 4711 since \S+ on another machine: run davit there/);
+    t.equal(readFileSync(`${path}-wal`, 'utf8'), 'what it has written');
+  },
+);
 
 t.test('a stored count of waiting deployments is reported if it is too large or too small', async (t) => {
   const miscounted = (sql: string) => examine(t, sql).miscountedProjects();
