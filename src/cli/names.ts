@@ -49,9 +49,7 @@ function nameProblem(name: string): string | undefined {
   if ([...name].length > NAME_MAX_LENGTH) return `must be at most ${NAME_MAX_LENGTH} characters`;
   if (name.trim() !== name) return 'must not begin or end with white space';
   if (name.startsWith('-')) return 'must not begin with -';
-  if (printable(name) !== name || /\p{Cs}/u.test(name)) {
-    return 'must not contain control or invisible characters';
-  }
+  if (printable(name) !== name) return 'must not contain control or invisible characters';
   if (/^(?:prj|key)_/.test(name)) return 'must not look like an id';
   return undefined;
 }
