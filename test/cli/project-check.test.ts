@@ -270,6 +270,7 @@ t.test('sound interpreters, permissions and limits are no problem', async (t) =>
       '#!/usr/bin/env -S "sh" -e',
       '#!/usr/bin/env -S PATH=/usr/local/own:/bin own-program',
       '#!/bin/sh no-such-program',
+      '#!/bin/cat -u\r', // only a shell is known to refuse it
     ].map((line) => (there: Place) => ['--', script(there, 'deploy.sh', `${line}\n`)]),
     (there) => {
       symlinkSync('/bin/sh', join(there.directory, 'zsh')); // the real one ignores a CR behind its options
@@ -310,6 +311,11 @@ t.test('an unusual but possible setting is a note, and the check passes', async 
     [['--timeout', 'off', '--', 'true'], 'limits', /^none: a command that hangs blocks all/],
     [['--timeout', '2s', '--', 'true'], 'limits', /^timeout 2s, idle timeout off: very short$/],
     [['--idle-timeout', '2s', '--', 'true'], 'limits', /^timeout 30m, idle timeout 2s: very short$/],
+    [
+      ['--timeout', 'off', '--idle-timeout', '2s', '--', 'true'],
+      'limits',
+      /^timeout off, idle timeout 2s: very short$/,
+    ],
     [
       ['--env', 'HOME=/nonexistent', '--', 'true'],
       'directory',

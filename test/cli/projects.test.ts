@@ -297,9 +297,9 @@ t.test('set changes only what is given', async (t) => {
     expected = { ...expected, ...changes };
     t.strictSame(await json<ProjectDetails>(set(...words)), expected, words.join(' '));
   }
-  await davit(set('--', 'make'));
+  await davit(set('--no-dir', '--', 'make', '--dir', 'site'));
   const shown = await json<ProjectDetails>(['admin', 'project', 'show', 'website']);
-  t.strictSame(shown, { ...expected, command: ['make'] });
+  t.strictSame(shown, { ...expected, command: ['make', '--dir', 'site'] }, "the command's own option");
   t.strictSame(await json<ProjectDetails>(set('--no-command')), expected);
 
   const tried = new Set([...steps.flatMap(([words]) => words), '--no-command', '--json', '--db']);
