@@ -156,6 +156,22 @@ t.test('a stream from which nothing comes is told of, and given up', async (t) =
   await client.close();
 });
 
+t.test('a page in place of a stream is not read to its end, which may never come', async (t) => {
+  const closed = Promise.withResolvers<void>();
+  const service = await startReceiver(t, {
+    answers: [
+      (response) => {
+        response.on('close', closed.resolve);
+        response.writeHead(200, { 'Content-Type': 'text/html' }).write('<html>');
+      },
+    ],
+  });
+  const client = clientOf(service);
+  t.match(await client.stream({ method: 'GET', path: '/' }), { ok: false, isDavits: false });
+  await closed.promise;
+  await client.close();
+});
+
 function clientOf(
   service: Pick<Receiver, 'url'>,
   effects: Effects = realEffects,

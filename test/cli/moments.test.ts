@@ -1,5 +1,5 @@
 import t from 'tap';
-import { fromNow } from '../../src/cli/moments.ts';
+import { fromNow, tookText } from '../../src/cli/moments.ts';
 import { timestamp } from '../../src/domain.ts';
 
 const NOW_MS = Date.parse('2026-11-21T08:00:00.000Z');
@@ -21,4 +21,9 @@ t.test('a time is shown relative to now in its largest unit, rounded towards now
     [90 * 86_400_000, 'in 90d'],
   ];
   for (const [awayMs, text] of cases) t.equal(fromNow(timestamp(NOW_MS + awayMs), NOW_MS), text);
+});
+
+t.test('how long something took is told in milliseconds below a second', async (t) => {
+  const texts = [0, 999, 1_000, 90_000].map(tookText);
+  t.strictSame(texts, ['0ms', '999ms', '1s', '1m30s']);
 });

@@ -1,16 +1,20 @@
 import { once } from 'node:events';
+import { readFileSync } from 'node:fs';
 import { createServer } from 'node:http';
+import { createServer as createTlsServer } from 'node:https';
 import type { AddressInfo } from 'node:net';
+import { join } from 'node:path';
 import t, { type Test } from 'tap';
 import { proxiesOf } from '../../src/cli/proxies.ts';
 import { runHere } from '../helpers/cli.ts';
 import { NOWHERE } from '../helpers/nowhere.ts';
 
+const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
 const NOBODY = 'http://127.0.0.1:1';
 
 /** `davit deploy` without retries, in this environment. */
-const deployTo = (url: string, environment: Record<string, string>) =>
-  runHere(['deploy', 'prj_1', 'main', '--retry-for', '0', '--url', url], {
+const deployTo = (url: string, environment: Record<string, string>, ...options: string[]) =>
+  runHere(['deploy', 'prj_1', 'main', '--retry-for', '0', '--url', url, ...options], {
     environment: { DAVIT_KEY: 'davit_key', ...environment },
   });
 
@@ -99,6 +103,21 @@ t.test('a proxy that refuses is named beside the service', async (t) => {
   }
 });
 
+t.test('the certificate of a proxy is checked, and that of --ca-file counts for it, too', async (t) => {
+  const [key, cert] = ['key', 'pem'].map((ext) => readFileSync(join(FIXTURES, `localhost.${ext}`)));
+  const proxy = await startRefusing(t, 407, createTlsServer({ key, cert }));
+  for (const url of ['http://davit.invalid', 'https://davit.invalid']) {
+    const environment = through(url, `https://localhost:${proxy.split(':')[1]}`);
+    const untrusted = await deployTo(url, environment);
+    t.match(
+      lastLine(untrusted.stderr),
+      /^error: the proxy localhost:\d+ cannot be trusted \(\w+\): --ca-file/,
+    );
+    const trusted = await deployTo(url, environment, '--ca-file', join(FIXTURES, 'ca.pem'));
+    t.match(lastLine(trusted.stderr), /the proxy requires a user and a password$/);
+  }
+});
+
 function through(url: string, proxy: string): Record<string, string> {
   return { [url.startsWith('https:') ? 'HTTPS_PROXY' : 'HTTP_PROXY']: proxy };
 }
@@ -108,8 +127,8 @@ function lastLine(text: string): string {
 }
 
 /** A proxy that answers whatever it is asked for with this status; gives its host. */
-async function startRefusing(t: Test, status: number): Promise<string> {
-  const server = createServer((_, response) => response.writeHead(status).end());
+async function startRefusing(t: Test, status: number, server = createServer()): Promise<string> {
+  server.on('request', (_, response) => response.writeHead(status).end());
   server.on('connect', (_, client) => client.end(`HTTP/1.1 ${status} No\r\n\r\n`));
   server.listen(0, '127.0.0.1');
   await once(server, 'listening');
