@@ -1,9 +1,9 @@
 import { type Command, InvalidArgumentError } from 'commander';
 import {
   NO_MATCH,
-  OUTSIDE_TOLERANCE,
   TOLERANCE_SECONDS,
   type Verification,
+  type VerificationRefusal,
   verify,
 } from '../deliver/sign.ts';
 import { formatDuration, LONGEST_DURATION, parseDuration } from '../durations.ts';
@@ -57,9 +57,7 @@ async function verifyInput(options: VerifyOptions, context: CommandContext): Pro
     toleranceSeconds: options.tolerance,
   };
   const verified = verify(verification);
-  const result = verified.ok
-    ? verified
-    : { ok: false, reason: explained(verified.reason, verification, body) };
+  const result = verified.ok ? verified : { ok: false, reason: explained(verified, verification, body) };
   if (options.json === true) printJson(context, result);
   else if (result.ok) terminal.print('ok');
   if (result.ok) return;
@@ -68,11 +66,17 @@ async function verifyInput(options: VerifyOptions, context: CommandContext): Pro
 }
 
 /** With what was probably copied wrong. */
-function explained(reason: string, verification: Verification, body: Buffer): string {
+function explained(
+  { reason, ageSeconds }: VerificationRefusal,
+  verification: Verification,
+  body: Buffer,
+): string {
   // No delivery is empty, but Node also reads nothing from a stdin that is closed or a directory.
   if (body.length === 0) return 'stdin is empty: give the body there, as in < body';
-  if (reason === OUTSIDE_TOLERANCE)
-    return `the signature is right, but ${reason}: ${distanceText(verification)}`;
+  if (ageSeconds !== undefined) {
+    const distance = formatDuration(Math.abs(ageSeconds) * 1_000);
+    return `the signature is right, but ${reason}: ${distance} ${ageSeconds > 0 ? 'before' : 'after'} now`;
+  }
   if (/^(webhook-signature:\s*)?v1,/i.test(verification.header ?? '')) {
     return `${reason}: Service-Signature is meant, not webhook-signature`;
   }
@@ -85,13 +89,6 @@ function explained(reason: string, verification: Verification, body: Buffer): st
   return verify({ ...verification, body: withoutLineEnd, toleranceSeconds: Infinity }).ok
     ? `${reason}: but one does without the line end after the body`
     : reason;
-}
-
-/** Of a header that has a time. */
-function distanceText({ header, nowSeconds }: Verification): string {
-  const [, atSeconds] = /(?:^|,)t=(\d+)/.exec(header ?? '') ?? [];
-  const ageMs = (nowSeconds - Number(atSeconds)) * 1_000;
-  return `${formatDuration(Math.abs(ageMs))} ${ageMs > 0 ? 'before' : 'after'} now`;
 }
 
 function parseTolerance(text: string): number {

@@ -76,15 +76,16 @@ export interface Verification {
   toleranceSeconds?: number;
 }
 
-type VerificationResult = { ok: true } | { ok: false; reason: string };
+type VerificationResult = { ok: true } | VerificationRefusal;
+
+/** `ageSeconds`: only of a signature that is right and outside the tolerance; negative if it was made after now. */
+export type VerificationRefusal = { ok: false; reason: string; ageSeconds?: number };
 
 /** How far the time of a delivery may differ from now: the default of the reference verifier. */
 export const TOLERANCE_SECONDS = 300;
 
 /** Why a delivery is refused whose secret or body is another one than that signed. */
 export const NO_MATCH = 'no signature matches the secret and the body';
-/** Why one is refused whose signature is right, but old, or made by a clock that goes otherwise. */
-export const OUTSIDE_TOLERANCE = 'the timestamp is outside the tolerance';
 
 /** A real header with a dozen secrets takes less than a fifth of this. */
 const HEADER_MAX_LENGTH = 4096;
@@ -112,9 +113,10 @@ export function verify({
     matches = timingSafeEqual(candidate, expected) || matches;
   }
   if (!matches) return { ok: false, reason: NO_MATCH };
+  const ageSeconds = nowSeconds - signature.atSeconds;
   // Written so that NaN is refused.
-  if (!(Math.abs(nowSeconds - signature.atSeconds) <= toleranceSeconds)) {
-    return { ok: false, reason: OUTSIDE_TOLERANCE };
+  if (!(Math.abs(ageSeconds) <= toleranceSeconds)) {
+    return { ok: false, reason: 'the timestamp is outside the tolerance', ageSeconds };
   }
   return { ok: true };
 }
