@@ -78,10 +78,12 @@ export function resolveKey(store: Store, idOrName: string, nowMs: number): Key {
 export function resolveDeployment(store: Store, id: string): Deployment {
   const deployment = store.reads.deployments.get(id);
   if (deployment !== undefined) return deployment;
-  throw new AppError(
-    'not_found',
-    `there is no deployment '${printable(id)}': 'davit admin deployment list' shows the latest`,
-  );
+  const project = store.reads.projects.list().find((one) => one.id === id || one.name === id);
+  const advice =
+    project === undefined
+      ? "'davit admin deployment list' shows the latest"
+      : `that is a project, whose deployments 'davit admin deployment list --project ${project.id}' shows`;
+  throw new AppError('not_found', `there is no deployment '${printable(id)}': ${advice}`);
 }
 
 /** By id, or by a URL that only one webhook has. Throws AppError `not_found` or `conflict` with what to do. */

@@ -130,7 +130,11 @@ t.test('an invalid deployment command is refused and changes nothing', async (t)
     [['redeploy', id], 1, /project old \(prj_\w+\) is archived/],
     [['redeploy', 'dpl_0'], 1, /there is no deployment 'dpl_0': 'davit admin deployment list' shows/],
     [['cancel', id], 1, /the deployment has ended already: it was canceled/],
-    [['cancel', 'website'], 1, /there is no deployment 'website'/],
+    [
+      ['cancel', 'website'],
+      1,
+      /that is a project, whose deployments 'davit .* list --project prj_\w+' shows/,
+    ],
     [['show', 'dpl_0'], 1, /there is no deployment 'dpl_0'/],
     [['logs', 'dpl_0', '-f'], 1, /there is no deployment 'dpl_0'/],
     [['list', '--project', 'nothing-like-it'], 1, /there is no project/],
