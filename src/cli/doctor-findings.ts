@@ -5,6 +5,7 @@ import type { Effects } from '../effects.ts';
 import { codeOf, messageOf } from '../errors.ts';
 import { printable } from '../printable.ts';
 import { readProc } from '../proc.ts';
+import { quoteForBash } from '../shell-words.ts';
 import { type Unusable, whatIsWrong } from '../store/check.ts';
 import { isFailureOfDisk, isLocked } from '../store/database.ts';
 import type { ExaminedFile, KeptTransaction, OlderFile } from '../store/doctor.ts';
@@ -107,7 +108,7 @@ export function findingsOfUnopened(file: Case, error: unknown, ofPlace: DoctorFi
     const locked = problem(
       'writes',
       'another process keeps the file locked, for reading too: davit can do nothing with it',
-      `wait if that is a restore, a migration or a start of davit, else end it: 'fuser -v ${file.path}' shows which processes have the file open`,
+      `wait if that is a restore, a migration or a start of davit, else end it: 'fuser -v ${quoteForBash(file.path)}' shows which processes have the file open`,
     );
     return [locked, ...ofPlace];
   }
@@ -126,7 +127,7 @@ function cutShort(check: 'integrity' | 'wal', { path }: Case): DoctorFinding {
   return problem(
     check,
     'the file or its -wal was cut short while a program had it open: what only it had is lost',
-    `end davit and whatever else has the file open ('fuser -v ${path}-shm' shows it), then start davit, which goes on with what is left, and see whether davit doctor finds it whole`,
+    `end davit and whatever else has the file open ('fuser -v ${quoteForBash(path)}-shm' shows it), then start davit, which goes on with what is left, and see whether davit doctor finds it whole`,
   );
 }
 
@@ -194,7 +195,7 @@ function checkWrites(
     'writes',
     `${processText(processId)} keeps a write transaction: until it ends, davit answers 503 and starts nothing`,
     processId === null
-      ? `end its transaction, or the process: 'fuser -v ${path}-shm' shows which ones have the file open`
+      ? `end its transaction, or the process: 'fuser -v ${quoteForBash(path)}-shm' shows which ones have the file open`
       : 'end its transaction, or the process',
   );
 }

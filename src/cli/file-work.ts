@@ -7,6 +7,7 @@ import { text } from 'node:stream/consumers';
 import { selfCommand } from '../assets.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
+import { quoteForBash } from '../shell-words.ts';
 import type { FileFacts, Unusable } from '../store/check.ts';
 import { newer } from '../store/newer.ts';
 import type { PartialFile } from '../store/partial-file.ts';
@@ -152,7 +153,7 @@ export function unusable(file: Unusable, name: string): AppError {
     case 'damaged':
       return new AppError(
         'conflict',
-        `${name} is damaged (${file.problem}): 'davit doctor --db ${name}' tells more`,
+        `${name} is damaged (${file.problem}): 'davit doctor --db ${quoteForBash(name)}' tells more`,
       );
     default:
       return file satisfies never;

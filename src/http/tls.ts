@@ -2,6 +2,7 @@ import { createPrivateKey, type KeyObject } from 'node:crypto';
 import { createSecureContext, type Server, type TLSSocket, type TlsOptions } from 'node:tls';
 import { AppError, messageOf } from '../errors.ts';
 import { readCertificates, readPem } from '../pem.ts';
+import { quoteForBash } from '../shell-words.ts';
 import { parserOf } from '../unread.ts';
 
 /** A server certificate with its chain, and its key; both in PEM, and checked to be a pair. */
@@ -73,7 +74,7 @@ function parseKey(path: string, pem: string): KeyObject {
   } catch (error) {
     if (pem.includes('ENCRYPTED')) {
       throw refused(
-        `--tls-key: ${path} is encrypted, and nobody can be asked for its passphrase: decrypt it with openssl pkey -in ${path}`,
+        `--tls-key: ${path} is encrypted, and nobody can be asked for its passphrase: decrypt it with openssl pkey -in ${quoteForBash(path)}`,
         error,
       );
     }

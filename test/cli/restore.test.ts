@@ -203,9 +203,9 @@ t.test('a missing, damaged, newer or foreign file is not restored', async (t) =>
       /foreign\.db is not a davit file/,
     ],
     [
-      'truncated.db',
+      'cut short.db',
       (path) => truncateSync(path, 8 * 4096),
-      /truncated\.db is damaged \(.*\): 'davit doctor --db \S*truncated\.db' tells more/,
+      /cut short\.db is damaged \(.*\): 'davit doctor --db \S*cut\\ short\.db' tells more/,
     ],
     [
       'reference.db',
