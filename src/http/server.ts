@@ -8,6 +8,7 @@ import { type Plugin, type Request, Server } from '@hapi/hapi';
 import type { ListenAddress } from '../config.ts';
 import { newId, type RequestId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
+import { AppError } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 import type { Caller } from '../store/keys.ts';
 import { openFilesMax } from '../system-limits.ts';
@@ -259,18 +260,25 @@ function routeOf({ route }: Request): string | null {
   return route.path.endsWith('*}') ? null : route.path;
 }
 
-function statusOf({ response }: Request): number {
+/** A response that was not sent has no status yet: an AppError that a handler threw would seem to be a 500. */
+function statusOf({ response, raw: { res } }: Request): number {
+  if (!res.headersSent) return CLIENT_LEFT;
   return 'isBoom' in response ? response.output.statusCode : response.statusCode;
 }
 
 /** hapi's status for a client that disconnected before there was a response. */
 const CLIENT_LEFT = 499;
 
-/** An error at this point occurred while sending: the client got a part of the response, then the connection closed. */
+/**
+ * An error at this point occurred while sending: the client got a part of the response, then the connection closed. Or
+ * the client had left before: then a refusal is no problem, but a bug is.
+ */
 function logBrokenOff(request: Request, logger: Logger): void {
-  if (!('isBoom' in request.response) || statusOf(request) === CLIENT_LEFT) return;
+  const { response: error } = request;
+  if (!('isBoom' in error) || error.output.statusCode === CLIENT_LEFT) return;
+  if (error instanceof AppError && !request.raw.res.headersSent) return;
   logger.error(
-    { request_id: request.app.requestId, route: routeOf(request), err: request.response },
+    { request_id: request.app.requestId, route: routeOf(request), err: error },
     'a response broke off',
   );
 }

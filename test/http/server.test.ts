@@ -3,7 +3,9 @@ import { readFileSync } from 'node:fs';
 import { request as tlsRequest } from 'node:https';
 import type { Plugin } from '@hapi/hapi';
 import t from 'tap';
+import { AppError } from '../../src/errors.ts';
 import { notFound } from '../../src/http/errors.ts';
+import type { AnsweredRequest } from '../../src/http/server.ts';
 import { bodySchema, querySchema, refSchema } from '../../src/http/validation.ts';
 import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
@@ -271,6 +273,52 @@ t.test("each request is logged in one line with its key's id and route, without 
   for (const field of ['key_id', 'route']) t.equal(log.at(-1)?.[field], null, field);
   t.notMatch(JSON.stringify(log), new RegExp(`${secret}|hunter2`));
 });
+
+t.test(
+  'a request whose client left before its answer counts as 499, also if it was to be refused',
+  async (t) => {
+    let begun = 0;
+    const plugin: Plugin<void> = {
+      name: 'left',
+      register(server) {
+        server.route<{ Params: { outcome: string } }>({
+          method: 'POST',
+          path: '/{outcome}',
+          options: { auth: false },
+          async handler({ params, raw }) {
+            begun += 1;
+            await once(raw.res, 'close');
+            if (params.outcome === 'refused') throw new AppError('conflict', 'it is too late');
+            if (params.outcome === 'bug') throw new Error('a bug');
+            return { done: true };
+          },
+        });
+      },
+    };
+    const answered: AnsweredRequest[] = [];
+    const { port, log } = await startHttp(t, {
+      resources: () => [plugin],
+      onAnswer: (request) => answered.push(request),
+    });
+    const rest = ' HTTP/1.1\r\nHost: d\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}';
+    for (const [index, outcome] of ['done', 'refused', 'bug'].entries()) {
+      const client = await connectRaw(port);
+      client.send(`POST /${outcome}${rest}`);
+      await until(() => begun > index);
+      client.socket.resetAndDestroy();
+    }
+    await until(() => answered.length === 3);
+    t.strictSame(
+      answered.map(({ status }) => status),
+      [499, 499, 499],
+    );
+    t.match(
+      log.filter(({ level }) => level !== 30),
+      [{ level: 50, msg: 'a response broke off', err: { message: 'a bug' } }],
+      'of the three, only the bug is a problem',
+    );
+  },
+);
 
 t.test('connections may take half of the open files allowed', ifHas('prlimit'), async (t) => {
   const lift = limitOpenFiles(200);
