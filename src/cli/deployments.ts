@@ -161,9 +161,9 @@ function defineList(command: Command, context: CommandContext): void {
         const { items, isAll } = await latestOf(options.limit, (beforeSeq, limit) =>
           store.reads.deployments.page(ADMINISTRATOR, filter, beforeSeq, limit),
         );
-        if (options.json === true) return printJson(context, items);
-        printDeployments(items, store, context);
-        if (!isAll) noteCut(items.length, context);
+        if (options.json === true) printJson(context, items);
+        else printDeployments(items, store, context);
+        if (!isAll) noteCut(command, items.length, context);
       });
     });
 }

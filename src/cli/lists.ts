@@ -30,8 +30,9 @@ export async function latestOf<Item>(
   return { items: found.slice(0, limit), isAll: found.length <= limit };
 }
 
-/** Says that a list was cut. */
-export function noteCut(shown: number, { terminal }: CommandContext): void {
+/** Says that a list was cut; of JSON only where no limit was chosen, as a program would take it for all there is. */
+export function noteCut(command: Command, shown: number, { terminal }: CommandContext): void {
+  if (command.getOptionValue('json') === true && command.getOptionValueSource('limit') !== 'default') return;
   terminal.note(`only the latest ${shown} are shown: --limit shows more`);
 }
 

@@ -69,9 +69,9 @@ async function listDeliveries(
     const { items, isAll } = await latestOf(limit, (beforeSeq, pageLimit) =>
       store.reads.deliveries.page(ADMINISTRATOR, webhook, filter, beforeSeq, pageLimit),
     );
-    if (json === true) return printJson(context, items);
-    printDeliveries(items, store, context);
-    if (!isAll) noteCut(items.length, context);
+    if (json === true) printJson(context, items);
+    else printDeliveries(items, store, context);
+    if (!isAll) noteCut(command, items.length, context);
   });
 }
 

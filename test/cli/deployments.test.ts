@@ -277,6 +277,21 @@ t.test('the list is newest first and can be filtered by project and status', asy
   t.match(failed.stdout, / failed: exit code 3 +20\S+Z +\d+m?s\n$/);
 });
 
+t.test('a list in JSON that was cut says so where no limit was chosen', async (t) => {
+  const there = place(t);
+  const website = await scriptProject(there, 'website', 'true');
+  await inFile(there, async ({ writer }) => {
+    for (let made = 0; made < 21; made += 1) {
+      await writer.write('deployments.create', newDeployment(website, { ref: ref(`v${made}`) }));
+    }
+  });
+  const { stdout, stderr } = await there.davit(deployment('list', '--json'));
+  t.equal(JSON.parse(stdout).length, 20);
+  t.equal(stderr, 'only the latest 20 are shown: --limit shows more\n');
+  t.equal((await there.davit(deployment('list', '--json', '--limit', '20'))).stderr, '');
+  t.equal((await there.davit(deployment('list', '--json', '--limit', '21'))).stderr, '');
+});
+
 t.test('show prints all that is known of a deployment', async (t) => {
   const there = place(t);
   const website = await scriptProject(there, 'website', 'true');
