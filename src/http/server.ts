@@ -249,11 +249,21 @@ function noteAnswered(
       request_id: requestId,
       key_id: request.auth.credentials?.app?.keyId ?? null,
       ...answered,
+      ...idsIn(request),
       duration_ms: Math.round(durationMs * 1000) / 1000,
     },
     'request',
   );
   onAnswer?.({ ...answered, durationMs });
+}
+
+/** As every id of davit's, and no secret. */
+const ID = /^[a-z]{3}_[0-9A-Za-z]{1,60}$/;
+
+/** The ids in the path, by their names in the route: they tell what a leaked key changed. */
+function idsIn({ params }: Request): Record<string, unknown> {
+  // hapi leaves null for a path that it cannot decode.
+  return Object.fromEntries(Object.entries(params ?? {}).filter(([, value]) => ID.test(String(value))));
 }
 
 function routeOf({ route }: Request): string | null {

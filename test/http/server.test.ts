@@ -268,6 +268,10 @@ t.test("each request is logged in one line with its key's id and route, without 
       },
     ],
   );
+  await requestJson(port, 'GET', '/v2/things/dpl_0', { key: secret });
+  t.match(log.at(-1), { route: '/v2/things/{id}', id: 'dpl_0' }, 'with an id in the path');
+  await requestJson(port, 'GET', `/v2/things/${secret}`, { key: secret });
+  t.notHas(log.at(-1), { id: String });
   await requestJson(port, 'GET', `/v2/nothing/${secret}?key=${secret}`, { key: secret });
   t.match(log.at(-1), { method: 'GET', status: 404 });
   for (const field of ['key_id', 'route']) t.equal(log.at(-1)?.[field], null, field);
