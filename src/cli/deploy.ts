@@ -201,8 +201,9 @@ function keyOf(command: Command, { keyFile }: DeployOptions, { environment }: Co
   const key = text?.trim();
   if (key === undefined || key === '')
     return misused(command, 'there is no key: set DAVIT_KEY or say --key-file');
-  if (!/^[\x21-\x7e]+$/.test(key))
-    return misused(command, 'the key must be the single line that davit printed');
+  // Quotes are a part of it where nothing takes them away, as in the env file of a container.
+  if (!/^[\x21-\x7e]+$/.test(key) || /^["']/.test(key))
+    return misused(command, 'the key must be the single line that davit printed, without quotes');
   return key;
 }
 

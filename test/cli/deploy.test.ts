@@ -315,6 +315,11 @@ t.test('wrong usage is refused before any request', async (t) => {
     ],
     [['prj_1', 'main'], { ...good, DAVIT_KEY: '' }, /there is no key/],
     [['prj_1', 'main'], { ...good, DAVIT_KEY: 'two\nlines' }, /the key must be the single line/],
+    [
+      ['prj_1', 'main'],
+      { ...good, DAVIT_KEY: '"davit_key"' },
+      /the single line that davit printed, without quotes/,
+    ],
     [['prj_1', 'main', '--url', 'deploy.example.com'], good, /--url <url>.*It must be a URL/],
     [['prj_1', 'main', '--url', 'ftp://example.com'], good, /It must be a URL/],
     [['prj_1', 'main', '--url', 'https://example.com/?key=1'], good, /It must be a URL/],
