@@ -53,18 +53,29 @@ t.test('what is in a pipe is handed on, whoever still holds it open', async (t) 
 });
 
 t.test('endless output does not keep a reading from its end, and does not break the pipe', async (t) => {
-  const { reader } = setUp(t);
-  const pipe = testPipe(t);
-  pipe.write('x'.repeat(32 * 1024));
-  let size = 0;
-  const reading = reader.read(pipe.descriptor, async (bytes) => {
-    size += bytes.length;
-    pipe.write('x'.repeat(bytes.length));
-  });
-  reading.finish();
-  await reading.ended;
-  t.ok(size >= 1024 * 1024, 'what a pipe can hold is read');
-  t.notOk(pipe.isBroken());
+  const { reader, effects } = setUp(t);
+  for (const isWatched of [false, true]) {
+    let [size, sizeBefore] = [0, 0];
+    const pipes = [testPipe(t), testPipe(t)] as const;
+    const [reading, other] = pipes.map((pipe) => {
+      pipe.fill();
+      return reader.read(pipe.descriptor, async (bytes) => {
+        if (pipe === pipes[0]) size += bytes.length;
+        effects.advance(TURN_MAX_MS); // what a look through it takes
+        if (size < sizeBefore + 8 * 1024 * 1024) for (const each of pipes) each.fill();
+      });
+    });
+    if (isWatched) effects.advance(10);
+    for (let turn = 0; turn < 3; turn++) await nextTurn();
+    sizeBefore = size;
+    reading?.finish();
+    await reading?.ended;
+    t.ok(size >= sizeBefore + 1024 * 1024, 'what a pipe can hold is read');
+    t.ok(size < sizeBefore + 4 * 1024 * 1024, 'and not for ever');
+    t.notOk(pipes[0].isBroken());
+    other?.finish();
+    await other?.ended;
+  }
 });
 
 t.test('a fast writer gets its share of a turn of the event loop and no more', async (t) => {
