@@ -113,6 +113,7 @@ t.test('bytes that are not an HTTP request are answered in the same shape, and l
       },
       name,
     );
+    t.equal(response?.headers['allow'], status === 405 ? '' : undefined, `${name}: RFC 9110, 15.5.6`);
     t.match(
       JSON.parse(response?.body ?? '{}').error,
       { code, request_id: response?.headers['x-request-id'] },
