@@ -1,4 +1,4 @@
-import { readdirSync, writeFileSync } from 'node:fs';
+import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import t, { type Test } from 'tap';
 import { checkDisk, tryDisk } from '../../src/cli/doctor-disk.ts';
@@ -8,8 +8,10 @@ import { unnamedErrors } from '../helpers/unnamed-errors.ts';
 
 t.test('a disk with room that takes a write is well, and no trace of the write is left', async (t) => {
   const path = file(t);
+  const before = writtenBytes();
   const trial = await tryDisk(path, fakeEffects());
   t.equal(trial, undefined);
+  t.ok(writtenBytes() - before >= 64 * 1024, 'as much as a start needs is written');
   t.match(checkDisk(path, trial), [{ level: 'ok' }]);
   t.strictSame(readdirSync(dirname(path)), ['davit.db']);
 });
@@ -54,4 +56,9 @@ function file(t: Test): string {
   const path = join(temporaryDirectory(t), 'davit.db');
   writeFileSync(path, 'small', { mode: 0o600 });
   return path;
+}
+
+/** By this process since its start, proc_pid_io(5). */
+function writtenBytes(): number {
+  return Number(/^wchar: (\d+)$/m.exec(readFileSync('/proc/self/io', 'utf8'))?.[1]);
 }
