@@ -503,18 +503,23 @@ t.test('a stream says how many bytes were dropped before it could send them', as
   );
 });
 
-t.test('the line for bytes that were left out follows a CR without an empty line between', async (t) => {
-  const { http, id, key } = await running(t);
-  const path = `/v2/deployments/${id}/logs`;
-  await append(http.store, id, 0, Buffer.from('50%\r'), 4);
-  await append(http.store, id, 104, Buffer.from('end\n'), 108);
-  t.equal(await textAt(http, id, key, ''), '50%\r\n[davit: 100 bytes left out]\nend\n');
-  const stream = await openEvents(t, http.port, path, key);
-  for (const data of ['50%', '\n', '[davit: 100 bytes left out]\n', 'end\n'])
-    t.equal((await stream.next())?.data, data);
-  const resumed = await openEvents(t, http.port, path, key, { 'last-event-id': '4' });
-  t.equal((await resumed.next())?.data, '[davit: 100 bytes left out]\n');
-});
+t.test(
+  'the line for bytes that were left out follows a line or a CR without an empty line between',
+  async (t) => {
+    const { http, id, key } = await running(t);
+    const path = `/v2/deployments/${id}/logs`;
+    await append(http.store, id, 0, Buffer.from('50%\r'), 4);
+    await append(http.store, id, 104, Buffer.from('end\n'), 108);
+    t.equal(await textAt(http, id, key, ''), '50%\r\n[davit: 100 bytes left out]\nend\n');
+    const stream = await openEvents(t, http.port, path, key);
+    for (const data of ['50%', '\n', '[davit: 100 bytes left out]\n', 'end\n'])
+      t.equal((await stream.next())?.data, data);
+    await append(http.store, id, 208, Buffer.from('more\n'), 213);
+    t.equal((await stream.next())?.data, '[davit: 100 bytes left out]\n');
+    const resumed = await openEvents(t, http.port, path, key, { 'last-event-id': '4' });
+    t.equal((await resumed.next())?.data, '[davit: 100 bytes left out]\n');
+  },
+);
 
 t.test('an idle stream sends keep-alive comments, and ends once its key is revoked', async (t) => {
   const effects = fakeEffects();
