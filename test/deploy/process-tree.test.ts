@@ -56,6 +56,29 @@ t.test('processes that fork and end without pause are ended', ifHas('perl'), asy
   t.equal(output, 'ready\n');
 });
 
+t.test(
+  'what takes the place of a killed process is stopped before it is killed',
+  ifHas('perl'),
+  async (t) => {
+    const deploymentId = newDeploymentId();
+    // Four of them start a process of the deployment for each one that ends, until one is stopped.
+    const replacing =
+      'use POSIX; $| = 1; $until = time + 5; fork; fork; while (time < $until) { ' +
+      `if (!($child = fork)) { $ENV{DEPLOY_ID} = "${deploymentId}"; exec "sh", "-c", "echo started; exec sleep 20" } ` +
+      'waitpid $child, WUNTRACED; if (kill 0, $child) { print "stopped\\n"; exit } }';
+    const { output } = await startProcess(t, ['perl', '-e', replacing]);
+    let printed = '';
+    output.on('data', (bytes) => {
+      printed += bytes;
+    });
+    const closed = once(output, 'end');
+    await until(() => printed.split('started').length > 4);
+    await stopTree({ deploymentId, leader: undefined }, { graceMs: () => 0, effects });
+    await closed;
+    t.match(printed, /stopped/);
+  },
+);
+
 t.test('another process that reuses the id of the leader is left alone', async (t) => {
   const stranger = await startProcess(t, ['sleep', '1000']);
   const leader = { ...stranger.identity, processStartedAt: stranger.identity.processStartedAt - 1 };
