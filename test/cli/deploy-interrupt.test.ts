@@ -11,9 +11,9 @@ import { handleInterruption } from '../../src/cli/deploy-interrupt.ts';
 import { createLogOutput } from '../../src/cli/log-output.ts';
 import { createTerminal } from '../../src/cli/terminal.ts';
 import type { DeploymentId } from '../../src/domain.ts';
-import { MAIN, run } from '../helpers/cli.ts';
+import { MAIN } from '../helpers/cli.ts';
 import { collected } from '../helpers/collected.ts';
-import { QUEUED, runningDeployments, untilFile } from '../helpers/deploy-client.ts';
+import { QUEUED, servedDeployments, untilFile } from '../helpers/deploy-client.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { startProxy } from '../helpers/proxy.ts';
 import { type Answer, held, silence, startReceiver, status } from '../helpers/receiver.ts';
@@ -21,8 +21,11 @@ import { needsTerminal } from '../helpers/terminal.ts';
 
 const CREATED = { ...QUEUED, ref: 'slow' };
 
+/** Some tests leave a deployment running. */
+const shared = await servedDeployments(t, '--max-concurrent', '20');
+
 t.test('a signal ends the client at once, and the deployment goes on', async (t) => {
-  const { startDeploy, directory, deployments } = await runningDeployments(t);
+  const { startDeploy, directory, deployments } = await shared.another(t);
   for (const [signal, exitCode] of [
     ['SIGINT', 130],
     ['SIGTERM', 143],
@@ -40,7 +43,7 @@ t.test('a signal ends the client at once, and the deployment goes on', async (t)
 });
 
 t.test('with --cancel-on-interrupt, a signal cancels the deployment and awaits its end', async (t) => {
-  const { startDeploy, directory, deployments } = await runningDeployments(t);
+  const { startDeploy, directory, deployments } = await shared.another(t);
   for (const signal of ['SIGTERM', 'SIGHUP'] as const) {
     const started = untilFile(directory, 'started');
     const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt']);
@@ -60,11 +63,11 @@ t.test('with --cancel-on-interrupt, a signal cancels the deployment and awaits i
 });
 
 t.test('once the deployment has ended, no answer to its cancellation is awaited', async (t) => {
-  const { startDeploy, directory, url } = await runningDeployments(t);
-  const proxy = await startProxy(t, url);
+  const { startDeploy, directory } = await shared.another(t);
+  const proxy = await startProxy(t, shared.url);
   proxy.fates('once');
   const started = untilFile(directory, 'started');
-  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], { url: proxy.url });
+  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], proxy.url);
   const said = collected(client, 'stderr');
   await started;
   client.kill('SIGTERM');
@@ -77,7 +80,7 @@ t.test('once the deployment has ended, no answer to its cancellation is awaited'
 });
 
 t.test('once the end is known, a signal cancels nothing, and the client exits by the status', async (t) => {
-  const { startDeploy } = await runningDeployments(t);
+  const { startDeploy } = await shared.another(t);
   for (const [signal, ended, exitCode, ...words] of [
     ['SIGTERM', 'succeeded', 0, '--cancel-on-interrupt'],
     ['SIGINT', 'failed', 1],
@@ -90,7 +93,7 @@ t.test('once the end is known, a signal cancels nothing, and the client exits by
         silence(),
       ],
     });
-    const client = startDeploy(['slow', '--wait', ...words], { url: `http://127.0.0.1:${service.port}` });
+    const client = startDeploy(['slow', '--wait', ...words], `http://127.0.0.1:${service.port}`);
     const said = collected(client, 'stderr');
     for (const _ of ['created', 'followed', 'asked why']) await service.next();
     client.kill(signal);
@@ -101,7 +104,7 @@ t.test('once the end is known, a signal cancels nothing, and the client exits by
 });
 
 t.test('two signals in immediate succession count as one', async (t) => {
-  const { startDeploy, directory, deployments } = await runningDeployments(t);
+  const { startDeploy, directory, deployments } = await shared.another(t);
   const started = untilFile(directory, 'started');
   const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt']);
   await started;
@@ -112,11 +115,11 @@ t.test('two signals in immediate succession count as one', async (t) => {
 });
 
 t.test('a second signal says that the cancellation was requested, and not answered', async (t) => {
-  const { startDeploy, directory, url } = await runningDeployments(t);
-  const proxy = await startProxy(t, url);
+  const { startDeploy, directory } = await shared.another(t);
+  const proxy = await startProxy(t, shared.url);
   const started = untilFile(directory, 'started');
   proxy.fates('once');
-  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], { url: proxy.url });
+  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], proxy.url);
   const said = collected(client, 'stderr');
   await started;
   client.kill('SIGTERM');
@@ -127,7 +130,7 @@ t.test('a second signal says that the cancellation was requested, and not answer
 });
 
 t.test('a second signal after a refused cancellation says that the deployment goes on', async (t) => {
-  const { startDeploy } = await runningDeployments(t);
+  const { startDeploy } = await shared.another(t);
   const error = { code: 'forbidden', message: 'it may not', request_id: 'req_1' };
   const service = await startReceiver(t, {
     answers: [
@@ -137,7 +140,7 @@ t.test('a second signal after a refused cancellation says that the deployment go
     ],
   });
   const url = `http://127.0.0.1:${service.port}`;
-  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], { url });
+  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], url);
   const said = collected(client, 'stderr');
   for (const _ of ['created', 'followed']) await service.next();
   client.kill('SIGTERM');
@@ -147,10 +150,10 @@ t.test('a second signal after a refused cancellation says that the deployment go
 });
 
 t.test('a signal before the deployment exists cancels it once created, also without --wait', async (t) => {
-  const { startDeploy, deployments, url } = await runningDeployments(t);
-  const proxy = await startProxy(t, url);
+  const { startDeploy, deployments } = await shared.another(t);
+  const proxy = await startProxy(t, shared.url);
   proxy.fates('hold');
-  const client = startDeploy(['slow', '--cancel-on-interrupt'], { url: proxy.url });
+  const client = startDeploy(['slow', '--cancel-on-interrupt'], proxy.url);
   const said = collected(client, 'stderr');
   await proxy.held();
   client.kill('SIGINT');
@@ -164,8 +167,8 @@ t.test('a signal before the deployment exists cancels it once created, also with
 });
 
 t.test('a signal before anything can have been created ends the client, which creates nothing', async (t) => {
-  const { startDeploy, deployments } = await runningDeployments(t);
-  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], { url: 'http://127.0.0.1:1' });
+  const { startDeploy, deployments } = await shared.another(t);
+  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], 'http://127.0.0.1:1');
   const said = collected(client, 'stderr');
   await said.until(/cannot be reached \(ECONNREFUSED\)/);
   client.kill('SIGTERM');
@@ -175,9 +178,9 @@ t.test('a signal before anything can have been created ends the client, which cr
 });
 
 t.test("after a proxy's 503, the deployment may exist, and a signal does not end the client", async (t) => {
-  const { startDeploy } = await runningDeployments(t);
+  const { startDeploy } = await shared.another(t);
   const { port } = await startReceiver(t, { answers: [status(503, { body: 'connection termination' })] });
-  const client = startDeploy(['slow', '--cancel-on-interrupt'], { url: `http://127.0.0.1:${port}` });
+  const client = startDeploy(['slow', '--cancel-on-interrupt'], `http://127.0.0.1:${port}`);
   const said = collected(client, 'stderr');
   await said.until(/answers 503: trying again/);
   client.kill('SIGTERM');
@@ -227,10 +230,10 @@ t.test('a signal during a try that surely creates nothing ends the client after 
 });
 
 t.test('a client interrupted before the answer says how to find the deployment again', async (t) => {
-  const { startDeploy, deploy, deployments, url } = await runningDeployments(t);
-  const proxy = await startProxy(t, url);
+  const { startDeploy, deploy, deployments } = await shared.another(t);
+  const proxy = await startProxy(t, shared.url);
   proxy.fates('hold');
-  const client = startDeploy(['good'], { url: proxy.url });
+  const client = startDeploy(['good'], proxy.url);
   const said = collected(client, 'stderr');
   await proxy.held();
   client.kill('SIGINT');
@@ -244,7 +247,7 @@ t.test('a client interrupted before the answer says how to find the deployment a
 });
 
 t.test('on a terminal, ^C asks whether to cancel the deployment', needsTerminal, async (t) => {
-  const { directory, deployments, env, key, project, url } = await runningDeployments(t);
+  const { directory, deployments, env, key, project } = await shared.another(t);
   const deployOnTerminal = async (ref = 'slow') => {
     const started = untilFile(directory, 'started');
     const words = [process.execPath, MAIN, 'deploy', project, ref, '--wait']
@@ -290,7 +293,7 @@ t.test('on a terminal, ^C asks whether to cancel the deployment', needsTerminal,
   const later = await deployOnTerminal();
   writeFileSync(join(directory, 'more'), '');
   const [asked] = await deployments();
-  await untilLogged(`${url}/v2/deployments/${asked?.id}/logs`, key, 'more');
+  await untilLogged(`${shared.url}/v2/deployments/${asked?.id}/logs`, key, 'more');
   later.terminal.stdin.write('n\n');
   await later.shown.until(/Cancel deployment \S+ \[y\/N\] n\s+the deployment goes on; [^\n]*\n[^\n]*more/);
   await cancel(asked?.id, directory);
@@ -310,7 +313,7 @@ t.test('on a terminal, ^C asks whether to cancel the deployment', needsTerminal,
   const meanwhile = await deployOnTerminal();
   writeFileSync(join(directory, 'more'), '');
   const [last] = await deployments();
-  await untilLogged(`${url}/v2/deployments/${last?.id}/logs`, key, 'more');
+  await untilLogged(`${shared.url}/v2/deployments/${last?.id}/logs`, key, 'more');
   writeFileSync(join(directory, 'end'), '');
   t.strictSame(await once(meanwhile.terminal, 'exit'), [0, null], 'nor does it if the log waits for it');
   await meanwhile.shown.until(/\[y\/N\] \r.\[Kmore\s+deployment \S+ of slow: succeeded in/);
@@ -324,7 +327,7 @@ t.test('on a terminal, ^C asks whether to cancel the deployment', needsTerminal,
 });
 
 t.test('a terminal that hangs up while the question stands ends the client', needsTerminal, async (t) => {
-  const { directory, deployments, env, project } = await runningDeployments(t);
+  const { directory, deployments, env, project } = await shared.another(t);
   const started = untilFile(directory, 'started');
   const words = [process.execPath, MAIN, 'deploy', project, 'slow', '--wait'];
   const command = `exec ${words.map((word) => `'${word}'`).join(' ')}`;
@@ -439,16 +442,16 @@ async function untilLogged(url: string, key: string, text: string): Promise<void
 /** Cancels a deployment of `slow` and removes the file that says that it started. */
 async function cancel(id: string | undefined, directory: string): Promise<void> {
   rmSync(join(directory, 'started'));
-  await run(['admin', 'deployment', 'cancel', id ?? ''], { cwd: directory });
+  await shared.davit(['admin', 'deployment', 'cancel', id ?? '']);
 }
 
 /** A client that gets SIGTERM while its first try is under way; that is answered with `first`, and later ones as given. */
 async function interruptedTry(t: Test, first: Answer, ...later: Answer[]) {
-  const { startDeploy } = await runningDeployments(t);
+  const { startDeploy } = await shared.another(t);
   const { answer, release } = held(first);
   const service = await startReceiver(t, { answers: [answer, ...later] });
   const url = `http://127.0.0.1:${service.port}`;
-  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], { url });
+  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], url);
   const said = collected(client, 'stderr');
   await service.next();
   client.kill('SIGTERM');

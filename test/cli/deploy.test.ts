@@ -7,12 +7,7 @@ import { text } from 'node:stream/consumers';
 import t, { type Test } from 'tap';
 import type { Key } from '../../src/domain.ts';
 import { place, run, runHere } from '../helpers/cli.ts';
-import {
-  type DeployOptions,
-  runningDeployments,
-  servedDeployments,
-  untilFile,
-} from '../helpers/deploy-client.ts';
+import { type DeployOptions, servedDeployments, untilFile } from '../helpers/deploy-client.ts';
 import { fakeEffects, hurried } from '../helpers/effects.ts';
 import { NOWHERE } from '../helpers/nowhere.ts';
 import { startProxy } from '../helpers/proxy.ts';
@@ -28,7 +23,7 @@ const TLS = ['--tls-cert', join(FIXTURES, 'localhost.pem'), '--tls-key', join(FI
 const sharedByTls = await servedDeployments(t, ...TLS);
 
 t.test('without --wait, deploy prints the id and exits', async (t) => {
-  const { deploy, deployments } = await shared.another();
+  const { deploy, deployments } = await shared.another(t);
   const { stdout, stderr, exitCode } = await deploy(['good']);
   t.equal(exitCode, 0);
   const [deployment, ...more] = await deployments();
@@ -39,7 +34,7 @@ t.test('without --wait, deploy prints the id and exits', async (t) => {
 });
 
 t.test('--wait prints the log as it is and exits with 0 only on success', async (t) => {
-  const { deploy } = await shared.another();
+  const { deploy } = await shared.another(t);
   const [good, bad, long] = await Promise.all(['good', 'bad', 'long'].map((ref) => deploy([ref, '--wait'])));
   t.match(good, {
     stdout: 'one\ntwo\nthree',
@@ -52,7 +47,7 @@ t.test('--wait prints the log as it is and exits with 0 only on success', async 
 });
 
 t.test('--json prints the deployment, with --wait as it ended, and no log', async (t) => {
-  const { deploy } = await shared.another();
+  const { deploy } = await shared.another(t);
   const [queued, ended] = await Promise.all([
     deploy(['good', '--json']),
     deploy(['bad', '--json', '--wait']),
@@ -64,7 +59,7 @@ t.test('--json prints the deployment, with --wait as it ended, and no log', asyn
 });
 
 t.test('despite dropped connections, one deployment is created and the log is complete', async (t) => {
-  const { deployHastily, deployments } = await shared.another();
+  const { deployHastily, deployments } = await shared.another(t);
   const proxy = await startProxy(t, shared.url);
   proxy.fates(
     'refuse',
@@ -84,15 +79,16 @@ t.test('despite dropped connections, one deployment is created and the log is co
 });
 
 t.test('deploy waits for a service that starts late or restarts', async (t) => {
-  const { url, deployHastily, directory, service, deployments } = await runningDeployments(t);
+  const served = await servedDeployments(t);
+  const { deployHastily, directory, deployments } = await served.another(t);
   const proxy = await startProxy(t, 'http://127.0.0.1:1');
   const started = untilFile(directory, 'started');
   const deploying = deployHastily(['slow', '--wait'], proxy.url);
   await proxy.connected(2);
-  proxy.leadTo(url);
+  proxy.leadTo(served.url);
   await started;
-  await service.kill();
-  proxy.leadTo((await serve(t, directory)).url);
+  await served.service.kill();
+  proxy.leadTo((await serve(t, served.directory)).url);
   const { stdout, stderr, exitCode } = await deploying;
   t.equal(exitCode, 1);
   t.match(stdout, /^(?:begun\n)?$/, 'what was printed just before the kill may be lost');
@@ -101,7 +97,7 @@ t.test('deploy waits for a service that starts late or restarts', async (t) => {
 });
 
 t.test('Retry-After is obeyed as long as --retry-for allows', async (t) => {
-  const { deployHastily } = await shared.another();
+  const { deployHastily } = await shared.another(t);
   const busy = await scripted(t, [
     [429, { 'Retry-After': '1' }],
     [503, { 'Retry-After': '1' }],
@@ -131,7 +127,7 @@ t.test('Retry-After is obeyed as long as --retry-for allows', async (t) => {
 });
 
 t.test('deploy waits until Cloudflare reaches the service again', async (t) => {
-  const { deployHastily } = await shared.another();
+  const { deployHastily } = await shared.another(t);
   const statuses = [520, 521, 522, 523, 524, 525, 526, 527, 530];
   const cloudflare = await scripted(
     t,
@@ -144,7 +140,7 @@ t.test('deploy waits until Cloudflare reaches the service again', async (t) => {
 });
 
 t.test('giving up quotes why the service asked to wait', async (t) => {
-  const { deploy } = await runningDeployments(t, '--max-queued', '1');
+  const { deploy } = await (await servedDeployments(t, '--max-queued', '1')).another(t);
   for (const ref of ['slow', 'good']) t.match(await deploy([ref]), { exitCode: 0 });
   t.match(await deploy(['good', '--retry-for', '3s']), {
     exitCode: 1,
@@ -154,7 +150,7 @@ t.test('giving up quotes why the service asked to wait', async (t) => {
 });
 
 t.test('giving up says what is left, and how to find it', async (t) => {
-  const { deploy, deployHastily, deployments } = await shared.another();
+  const { deploy, deployHastily, deployments } = await shared.another(t);
   const proxy = await startProxy(t, shared.url);
   proxy.fates('lose-answer');
   const lost = await deployHastily(['good', '--retry-for', '0'], proxy.url);
@@ -167,7 +163,7 @@ t.test('giving up says what is left, and how to find it', async (t) => {
 });
 
 t.test('deploy that is refused does not say that nothing was deployed if something may be', async (t) => {
-  const { deployHastily } = await shared.another();
+  const { deployHastily } = await shared.another(t);
   const error = { code: 'forbidden', message: 'it may not', request_id: 'req_1' };
   const cases: [Answer, ...Answer[]][] = [
     [status(500)],
@@ -210,7 +206,7 @@ t.test('the last attempt is made when --retry-for is over', async (t) => {
 
 t.test('a refusal is one line with the code and the request id of the service', async (t) => {
   const { davit, dump } = shared;
-  const { deploy, project } = await shared.another();
+  const { deploy, project } = await shared.another(t);
   await deploy(['good', '--idempotency-key', 'once']);
   await davit(['admin', 'project', 'create', '--name', 'old']);
   const archived = (await davit(['admin', 'project', 'show', 'old', '--json'])).stdout;
@@ -237,7 +233,7 @@ t.test('a refusal is one line with the code and the request id of the service', 
 });
 
 t.test('a repeated idempotency key leads to the same deployment', async (t) => {
-  const { deploy, deployments } = await shared.another();
+  const { deploy, deployments } = await shared.another(t);
   const one = await deploy(['good', '--wait', '--idempotency-key', 'job-7']);
   const two = await deploy(['good', '--wait'], { env: { DAVIT_IDEMPOTENCY_KEY: 'job-7' } });
   const [made, ...more] = await deployments();
@@ -255,7 +251,7 @@ t.test('a repeated idempotency key leads to the same deployment', async (t) => {
 });
 
 t.test('a retry that is answered as its own first try was made a new deployment', async (t) => {
-  const { deployHastily, deployments } = await shared.another();
+  const { deployHastily, deployments } = await shared.another(t);
   const proxy = await startProxy(t, shared.url);
   proxy.fates('lose-answer');
   const { stderr, exitCode } = await deployHastily(['good'], proxy.url);
@@ -266,7 +262,7 @@ t.test('a retry that is answered as its own first try was made a new deployment'
 
 t.test('without logs:read, deploy waits without the log; without any read scope, it fails', async (t) => {
   const { json } = shared;
-  const { deploy } = await shared.another();
+  const { deploy } = await shared.another(t);
   const keyWith = async (...scopes: string[]) => {
     const words = [
       'admin',
@@ -377,10 +373,10 @@ t.test('an error that a retry cannot mend fails at once', async (t) => {
 });
 
 t.test('the key can come from a file, and sending it in clear text causes a warning', async (t) => {
-  const { directory } = shared;
-  const { deploy, key } = await shared.another();
-  writeFileSync(join(directory, 'key'), `${key}\n`);
-  t.match(await deploy(['good', '--key-file', 'key'], { key: '' }), { exitCode: 0, stderr: /^deployment/ });
+  const { deploy, directory, key } = await shared.another(t);
+  const keyFile = join(directory, 'key');
+  writeFileSync(keyFile, `${key}\n`);
+  t.match(await deploy(['good', '--key-file', keyFile], { key: '' }), { exitCode: 0, stderr: /^deployment/ });
   t.match(await deploy(['good'], { env: { DAVIT_KEY_FILE: '', DAVIT_CA_FILE: '' } }), { exitCode: 0 });
   for (const host of [NOWHERE, `127.0.0.1.${NOWHERE}`]) {
     const { stderr } = await runHere(['deploy', 'prj_1', 'main', '--url', `http://${host}`], {
@@ -401,7 +397,7 @@ t.test('a key sent to this machine or over TLS causes no warning', async (t) => 
 
 t.test('waiting for a queued deployment ends when its project is archived, with that reason', async (t) => {
   const { davit } = shared;
-  const { startDeploy, project } = await shared.another();
+  const { startDeploy, project } = await shared.another(t);
   await davit(['admin', 'project', 'pause', project]);
   const client = startDeploy(['good', '--wait']);
   let stderr = '';
@@ -423,7 +419,7 @@ t.test('a process that waits only for its next retry stays alive', async (t) => 
 });
 
 t.test('a private certificate authority is trusted with --ca-file or NODE_EXTRA_CA_CERTS', async (t) => {
-  const { deploy } = await sharedByTls.another();
+  const { deploy } = await sharedByTls.another(t);
   const https = sharedByTls.url.replace('127.0.0.1', 'localhost');
   const ca = join(FIXTURES, 'ca.pem');
   t.match(await deploy(['good'], { url: https }), {
@@ -441,7 +437,7 @@ t.test('a private certificate authority is trusted with --ca-file or NODE_EXTRA_
 });
 
 t.test('NODE_TLS_REJECT_UNAUTHORIZED=0 does not give the key to whoever answers', async (t) => {
-  const { deploy } = await sharedByTls.another();
+  const { deploy } = await sharedByTls.another(t);
   const url = sharedByTls.url.replace('127.0.0.1', 'localhost');
   t.match(await deploy(['good'], { url, env: { NODE_TLS_REJECT_UNAUTHORIZED: '0' } }), {
     stdout: '',
@@ -451,7 +447,7 @@ t.test('NODE_TLS_REJECT_UNAUTHORIZED=0 does not give the key to whoever answers'
 });
 
 t.test('a service without TLS and an unusable --ca-file are named as the cause', async (t) => {
-  const { deploy } = await shared.another();
+  const { deploy } = await shared.another(t);
   t.match(await deploy(['good'], { url: shared.url.replace('http:', 'https:') }), {
     exitCode: 1,
     stderr: /^error: 127\.0\.0\.1:\d+ does not speak TLS: is it http:\/\/ in place of https:\/\/\?\n$/,
@@ -465,7 +461,7 @@ t.test('a service without TLS and an unusable --ca-file are named as the cause',
 });
 
 t.test('an expired certificate and one for another name are named as the cause', async (t) => {
-  const { deploy } = await shared.another();
+  const { deploy } = await shared.another(t);
   for (const [tls, message] of [
     ['expired', /\(CERT_HAS_EXPIRED\): its certificate has expired, and has to be renewed there\n$/],
     [
@@ -480,7 +476,7 @@ t.test('an expired certificate and one for another name are named as the cause',
 });
 
 t.test('deploy goes through https_proxy, except to hosts in no_proxy', async (t) => {
-  const { deploy } = await sharedByTls.another();
+  const { deploy } = await sharedByTls.another(t);
   const https = sharedByTls.url.replace('127.0.0.1', 'localhost');
   const asked: string[] = [];
   const tunnel = createServer().on('connect', (request, client) => {
@@ -492,13 +488,14 @@ t.test('deploy goes through https_proxy, except to hosts in no_proxy', async (t)
     });
     for (const end of [service, client]) end.on('error', () => undefined);
   });
-  const through = { https_proxy: await listen(t, tunnel) };
+  const environment = { https_proxy: await listen(t, tunnel) };
   const words = ['good', '--wait', '--ca-file', join(FIXTURES, 'ca.pem')];
-  t.match(await deploy(words, { url: https, env: through }), { exitCode: 0, stdout: 'one\ntwo\nthree' });
+  t.match(await deploy(words, { url: https, environment }), { exitCode: 0, stdout: 'one\ntwo\nthree' });
   t.equal(new Set(asked).size, 1);
   t.equal(asked[0], new URL(https).host);
   const count = asked.length;
-  t.match(await deploy(words, { url: https, env: { ...through, no_proxy: 'localhost' } }), { exitCode: 0 });
+  const around = { ...environment, no_proxy: 'localhost' };
+  t.match(await deploy(words, { url: https, environment: around }), { exitCode: 0 });
   t.equal(asked.length, count);
 });
 

@@ -8,7 +8,7 @@ import { realEffects } from '../../src/effects.ts';
 import { inFile } from './administration.ts';
 import { COMPILE_CACHE, MAIN, place, runHere } from './cli.ts';
 import { serve } from './served.ts';
-import { KEY, PROJECT } from './store.ts';
+import { KEY, PROJECT, temporaryDirectory } from './store.ts';
 
 /** What a service answers that has created a deployment. */
 export const QUEUED = {
@@ -41,23 +41,22 @@ export interface DeployOptions {
   url?: string;
   key?: string;
   project?: string;
+  /** Of davit itself; options are read from that of the process. */
+  environment?: Record<string, string>;
+  /** Makes it a process of its own. */
   env?: Record<string, string>;
-}
-
-/** A service with a project that does what COMMAND says, and a key for it. */
-export async function runningDeployments(t: Test, ...options: string[]) {
-  const service = await servedDeployments(t, ...options);
-  return { ...service, ...(await service.another()) };
 }
 
 /** A service for projects that do what COMMAND says. */
 export async function servedDeployments(t: Test, ...options: string[]) {
   const there = place(t);
-  const { davit, json, directory } = there;
-  const service = await serve(t, directory, ...options);
+  const { davit, json } = there;
+  const service = await serve(t, there.directory, ...options);
   return { ...there, url: service.url, service, another };
 
-  async function another() {
+  /** Such a project in a directory of its own, and a key for it. */
+  async function another(t: Test) {
+    const directory = temporaryDirectory(t);
     const { project, key } = await inFile(there, async ({ writer }) => {
       const made = await writer.write('projects.create', {
         ...PROJECT,
@@ -69,27 +68,28 @@ export async function servedDeployments(t: Test, ...options: string[]) {
       const { secret } = await writer.write('keys.create', KEY);
       return { project: made.id as string, key: secret };
     });
-    const envOf = ({ url = service.url, key: otherKey = key, env = {} }: DeployOptions) => ({
-      DAVIT_URL: url,
-      DAVIT_KEY: otherKey,
-      ...env,
-    });
+    const env = { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', DAVIT_URL: service.url, DAVIT_KEY: key };
     return {
+      directory,
       project,
       key,
-      env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', ...envOf({}) },
-      deploy: (words: string[], deployOptions: DeployOptions = {}) =>
-        davit(['deploy', deployOptions.project ?? project, ...words], { env: envOf(deployOptions) }),
-      /** The same in this process, with timers 20 times as fast. */
+      env,
+      deploy(words: string[], changes: DeployOptions = {}) {
+        const { url = service.url, key: DAVIT_KEY = key, environment = {} } = changes;
+        const all = ['deploy', changes.project ?? project, ...words, '--url', url];
+        return changes.env === undefined
+          ? runHere(all, { environment: { DAVIT_KEY, ...environment } })
+          : davit(all, { env: { DAVIT_KEY, ...changes.env } });
+      },
+      /** The same with timers 20 times as fast. */
       deployHastily: (words: string[], url: string) =>
         runHere(['deploy', project, ...words, '--url', url], {
           environment: { DAVIT_KEY: key },
           effects: { ...realEffects, after: (delayMs, action) => realEffects.after(delayMs / 20, action) },
         }),
-      startDeploy: (words: string[], deployOptions: DeployOptions = {}): ChildProcess => {
-        const child = spawn(process.execPath, [MAIN, 'deploy', project, ...words], {
-          cwd: directory,
-          env: { ...COMPILE_CACHE, ...envOf(deployOptions) },
+      startDeploy: (words: string[], url = service.url): ChildProcess => {
+        const child = spawn(process.execPath, [MAIN, 'deploy', project, ...words, '--url', url], {
+          env,
           stdio: ['ignore', 'ignore', 'pipe'],
         });
         t.teardown(() => child.kill('SIGKILL'));
