@@ -296,50 +296,37 @@ t.test('without logs:read, deploy waits without the log; without any read scope,
 
 t.test('wrong usage is refused before any request', async (t) => {
   const { refused } = place(t);
-  const good = { DAVIT_URL: 'http://127.0.0.1:1', DAVIT_KEY: 'davit_key' };
-  const cases: [words: string[], env: Record<string, string>, message: RegExp][] = [
-    [[], good, /missing required argument 'project_id'/],
-    [['prj_1'], good, /missing required argument 'ref'/],
-    [['website', 'main'], good, /the project id must be an id/],
-    [['prj_1', 'HEAD'], good, /the ref must name a branch, a tag or a commit, not HEAD/],
-    [['prj_1', 'a b'], good, /the ref may hold only letters/],
-    [['prj_1', 'main'], { DAVIT_KEY: 'davit_key' }, /required option '--url <url>' not specified/],
-    [
-      ['prj_1', 'main'],
-      { DAVIT_URL: 'http://127.0.0.1:1' },
-      /there is no key: set DAVIT_KEY or say --key-file/,
-    ],
-    [['prj_1', 'main'], { ...good, DAVIT_KEY: '' }, /there is no key/],
-    [['prj_1', 'main'], { ...good, DAVIT_KEY: 'two\nlines' }, /the key must be the single line/],
-    [
-      ['prj_1', 'main'],
-      { ...good, DAVIT_KEY: '"davit_key"' },
-      /the single line that davit printed, without quotes/,
-    ],
-    [['prj_1', 'main', '--url', 'deploy.example.com'], good, /--url <url>.*It must be a URL/],
-    [['prj_1', 'main', '--url', 'ftp://example.com'], good, /It must be a URL/],
-    [['prj_1', 'main', '--url', 'https://example.com/?key=1'], good, /It must be a URL/],
-    [['prj_1', 'main', '--url', 'https://example.com/#top'], good, /It must be a URL/],
-    [['prj_1', 'main', '--url', 'https://example.com/?'], good, /It must be a URL/],
-    [['prj_1', 'main', '--url', 'https://example.com/#'], good, /It must be a URL/],
-    [['prj_1', 'main', '--url', 'https://u@example.com'], good, /must not hold a user or a password/],
-    [['prj_1', 'main', '--url', 'https://:p@example.com'], good, /must not hold a user or a password/],
-    [
-      ['prj_1', 'main', '--url', 'https://example.com/davit/v2/'],
-      good,
-      /must not end with \/v2, which is added/,
-    ],
-    [['prj_1', 'main', '--idempotency-key', 'a b'], good, /1 to 255 visible ASCII/],
-    [['prj_1', 'main', '--idempotency-key', 'k'.repeat(256)], good, /1 to 255 visible ASCII/],
-    [['prj_1', 'main', '--retry-for', 'long'], good, /It must be a duration/],
-    [['prj_1', 'main', '--key', 'davit_key'], good, /unknown option '--key'/],
+  const url = ['--url', 'http://127.0.0.1:1'];
+  const good = ['prj_1', 'main', ...url];
+  const cases: [words: string[], message: RegExp, environment?: Record<string, string>][] = [
+    [url, /missing required argument 'project_id'/],
+    [['prj_1', ...url], /missing required argument 'ref'/],
+    [['website', 'main', ...url], /the project id must be an id/],
+    [['prj_1', 'HEAD', ...url], /the ref must name a branch, a tag or a commit, not HEAD/],
+    [['prj_1', 'a b', ...url], /the ref may hold only letters/],
+    [['prj_1', 'main'], /required option '--url <url>' not specified/],
+    [good, /there is no key: set DAVIT_KEY or say --key-file/, {}],
+    [good, /there is no key/, { DAVIT_KEY: '' }],
+    [good, /the key must be the single line/, { DAVIT_KEY: 'two\nlines' }],
+    [good, /the single line that davit printed, without quotes/, { DAVIT_KEY: '"davit_key"' }],
+    [['prj_1', 'main', '--url', 'deploy.example.com'], /--url <url>.*It must be a URL/],
+    [['prj_1', 'main', '--url', 'ftp://example.com'], /It must be a URL/],
+    [['prj_1', 'main', '--url', 'https://example.com/?key=1'], /It must be a URL/],
+    [['prj_1', 'main', '--url', 'https://example.com/#top'], /It must be a URL/],
+    [['prj_1', 'main', '--url', 'https://example.com/?'], /It must be a URL/],
+    [['prj_1', 'main', '--url', 'https://example.com/#'], /It must be a URL/],
+    [['prj_1', 'main', '--url', 'https://u@example.com'], /must not hold a user or a password/],
+    [['prj_1', 'main', '--url', 'https://:p@example.com'], /must not hold a user or a password/],
+    [['prj_1', 'main', '--url', 'https://example.com/davit/v2/'], /must not end with \/v2, which is added/],
+    [[...good, '--idempotency-key', 'a b'], /1 to 255 visible ASCII/],
+    [[...good, '--idempotency-key', 'k'.repeat(256)], /1 to 255 visible ASCII/],
+    [[...good, '--retry-for', 'long'], /It must be a duration/],
+    [[...good, '--key', 'davit_key'], /unknown option '--key'/],
   ];
-  await Promise.all(
-    cases.map(async ([words, env, message]) => {
-      t.match(await refused(['deploy', ...words], { env }), { exitCode: 2, message });
-    }),
-  );
-  t.match(await refused(['deploy', 'prj_1', 'main', '--key-file', 'missing'], { env: good }), {
+  for (const [words, message, environment = { DAVIT_KEY: 'davit_key' }] of cases) {
+    t.match(await refused(['deploy', ...words], { environment }), { exitCode: 2, message });
+  }
+  t.match(await refused(['deploy', ...good, '--key-file', 'missing']), {
     exitCode: 1,
     message: /--key-file: missing cannot be read \(ENOENT\): check that it is there/,
   });
@@ -363,8 +350,8 @@ t.test('an error that a retry cannot mend fails at once', async (t) => {
     ],
   ];
   for (const [url, message] of cases) {
-    const { stderr, exitCode } = await run(['deploy', 'prj_1', 'main', '--url', url], {
-      env: { DAVIT_KEY: 'davit_key' },
+    const { stderr, exitCode } = await runHere(['deploy', 'prj_1', 'main', '--url', url], {
+      environment: { DAVIT_KEY: 'davit_key' },
     });
     t.equal(exitCode, 1);
     t.match(stderr, message);

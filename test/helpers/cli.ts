@@ -27,6 +27,8 @@ export interface CliResult {
 export interface CliOptions {
   /** Makes it a process of its own, as options are read from the environment of the process. */
   env?: Record<string, string>;
+  /** What davit reads itself, where it is no process of its own. */
+  environment?: Record<string, string>;
   stdin?: string | Uint8Array;
   /** Where it runs; `./davit.db` is there. */
   cwd?: string;
@@ -38,8 +40,6 @@ export async function run(words: readonly string[], options: CliOptions = {}): P
 }
 
 export interface HereOptions extends Omit<CliOptions, 'env'> {
-  /** What davit reads itself; options are read from the environment of the process. */
-  environment?: Record<string, string>;
   effects?: Effects;
 }
 
