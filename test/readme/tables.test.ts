@@ -11,6 +11,9 @@ import { serve } from '../helpers/served.ts';
 
 const SOURCES = join(import.meta.dirname, '../../src');
 
+const { url } = await serve(t, place(t).directory);
+const { paths } = (await (await fetch(`${url}/v2/openapi.json`)).json()) as OpenApiDocument;
+
 interface CommandOption {
   /** `deploy`, `project create`: as the README names them, `admin` left out. */
   command: string;
@@ -85,10 +88,6 @@ t.test('every option is in the README with its default and its variable', async 
 });
 
 t.test('the README names every event type and query parameter', async (t) => {
-  const { directory } = place(t);
-  const service = await serve(t, directory);
-  const response = await fetch(`${service.url}/v2/openapi.json`);
-  const { paths } = (await response.json()) as OpenApiDocument;
   const parameters = Object.values(paths).flatMap(({ get }) => get?.parameters ?? []);
   const names = new Set(parameters.filter((one) => one.in === 'query').map(({ name }) => name));
   t.ok(names.size > 8);
@@ -107,10 +106,6 @@ t.test('the README names every event type and query parameter', async (t) => {
 });
 
 t.test('every endpoint is in the README with its scope', async (t) => {
-  const { directory } = place(t);
-  const service = await serve(t, directory);
-  const response = await fetch(`${service.url}/v2/openapi.json`);
-  const { paths } = (await response.json()) as OpenApiDocument;
   const described = Object.entries(paths).flatMap(([path, item]) =>
     Object.entries(item).flatMap(([method, operation]) => {
       const [requirement] = operation.security ?? [];
