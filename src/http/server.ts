@@ -257,8 +257,8 @@ function noteAnswered(
   onAnswer?.({ ...answered, durationMs });
 }
 
-/** As every id of davit's, and no secret. */
-const ID = /^[a-z]{3}_[0-9A-Za-z]{1,60}$/;
+/** No secret has the form of one of these. */
+const ID = /^(?:dlv|dpl|evt|prj|whk)_[0-9A-Za-z]{1,60}$/;
 
 /** The ids in the path, by their names in the route: they tell what a leaked key changed. */
 function idsIn({ params }: Request): Record<string, unknown> {
