@@ -78,7 +78,9 @@ export function resolveKey(store: Store, idOrName: string, nowMs: number): Key {
 export function resolveDeployment(store: Store, id: string): Deployment {
   const deployment = store.reads.deployments.get(id);
   if (deployment !== undefined) return deployment;
-  const project = store.reads.projects.list().find((one) => one.id === id || one.name === id);
+  const projects = store.reads.projects.list().filter((one) => one.id === id || one.name === id);
+  // As elsewhere, an archived project gives way to one that is not.
+  const project = projects.find(({ status }) => status !== 'archived') ?? projects[0];
   const advice =
     project === undefined
       ? "'davit admin deployment list' shows the latest"

@@ -150,6 +150,16 @@ t.test('an invalid deployment command is refused and changes nothing', async (t)
   );
 });
 
+t.test('a name in place of a deployment means the project that is not archived', async (t) => {
+  const there = place(t);
+  const old = await scriptProject(there, 'website', 'true');
+  await there.davit(['admin', 'project', 'archive', 'website', '--yes']);
+  const advised = (id: string) => new RegExp(`that is a project, .* list --project ${id}' shows`);
+  t.match((await there.refused(deployment('logs', 'website'))).message, advised(old));
+  const website = await scriptProject(there, 'website', 'true');
+  t.match((await there.refused(deployment('logs', 'website'))).message, advised(website));
+});
+
 t.test('--max-queued limits how many deployments may wait', async (t) => {
   const there = place(t);
   await scriptProject(there, 'website', 'true');
