@@ -1,6 +1,5 @@
 import { addAbortSignal, type Readable, type Writable } from 'node:stream';
 import { INPUT_MAX_BYTES, tooLarge } from '../read-bounded.ts';
-import { endsLine } from '../store/logs.ts';
 import { displayWidth } from './shorten.ts';
 
 /** The input and the outputs of a command: all that it reads and writes passes here. */
@@ -59,18 +58,13 @@ export function createTerminal(
   stderr.on('error', () => undefined);
   const isDumb = streams.env?.TERM === 'dumb';
   let progressShown = false;
-  /** Whether stdout is within a line, which a note would run into where both outputs are one, as in a job's log. */
-  let isWithinLine = false;
 
   return {
     print(text) {
       wipeProgress();
       stdout.write(line(text));
     },
-    write(bytes) {
-      isWithinLine = !endsLine(bytes);
-      return taken(stdout, bytes);
-    },
+    write: (bytes) => taken(stdout, bytes),
     async flushed() {
       await Promise.all([taken(stdout, ''), taken(stderr, '')]);
     },
@@ -79,8 +73,7 @@ export function createTerminal(
     },
     note(text) {
       wipeProgress();
-      stderr.write(isWithinLine && stderr.isTTY !== true ? `\n${line(text)}` : line(text));
-      isWithinLine = false;
+      stderr.write(line(text));
     },
     progress(text) {
       if (stderr.isTTY !== true || isDumb) return;

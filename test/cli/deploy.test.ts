@@ -39,8 +39,7 @@ t.test('--wait prints the log as it is and exits with 0 only on success', async 
   t.match(good, {
     stdout: 'one\ntwo\nthree',
     exitCode: 0,
-    stderr:
-      /^deployment dpl_\w+ of good: queued, number \d\n\ndeployment dpl_\w+ of good: succeeded in \w+\n$/,
+    stderr: /^deployment dpl_\w+ of good: queued, number \d\ndeployment dpl_\w+ of good: succeeded in \w+\n$/,
   });
   t.match(bad, { stdout: 'alas\n', exitCode: 1, stderr: /: failed: exit code 3 in \w+\n$/ });
   t.equal(long?.stdout, Array.from({ length: 2000 }, (_, index) => `line ${index}\n`).join(''));
@@ -239,7 +238,7 @@ t.test('a repeated idempotency key leads to the same deployment', async (t) => {
   t.strictSame(more, []);
   t.match([one, two], [{ exitCode: 0 }, { exitCode: 0, stdout: one.stdout }]);
   const said = `this idempotency key was used before: deployment ${made?.id} of ${made?.created_at}; nothing new was deployed\n`;
-  t.match(two.stderr.replace(said, ''), /^\ndeployment dpl_\w+ of good: succeeded in \w+\n$/);
+  t.match(two.stderr.replace(said, ''), /^deployment dpl_\w+ of good: succeeded in \w+\n$/);
   t.strictSame(await deploy(['good', '--idempotency-key', 'job-7']), {
     stdout: `${made?.id}\n`,
     stderr: said,

@@ -20,16 +20,6 @@ t.test('results go to stdout and notes to stderr, each with one line end', async
   t.equal(written.stderr(), 'note\n');
 });
 
-t.test('a note begins a line of its own where both outputs may be one', async (t) => {
-  const merged = streams({});
-  await merged.terminal.write(Buffer.from('without a line end'));
-  merged.terminal.note('note');
-  merged.terminal.note('another');
-  await merged.terminal.write(Buffer.from('with one\n'));
-  merged.terminal.note('last');
-  t.equal(merged.written.stderr(), '\nnote\nanother\nlast\n');
-});
-
 t.test('a pipe has no columns, and a terminal has at least a default', async (t) => {
   t.equal(streams({}).terminal.columns, null);
   t.equal(streams({ isTTY: true, columns: 132 }).terminal.columns, 132);
