@@ -70,8 +70,11 @@ export async function stopTree(tree: ProcessTree, options: StopOptions): Promise
 async function killUntilGone(members: Members, { effects, onStuck }: StopOptions): Promise<void> {
   let before = new Set<string>();
   let stuckRounds = 0;
+  let mayKillAll = true;
   for (let round = 0; ; round++) {
-    if (round > 0) await retryOnShortage(() => freeze(members), effects);
+    // Where another user's processes start some of this user, one may become the other's just as it is to stop: it could
+    // be neither killed nor continued, and who waits for it would wait for ever.
+    if (round > 0 && mayKillAll) await retryOnShortage(() => freeze(members), effects);
     const left = await retryOnShortage(kill, effects);
     if (left === undefined) return;
     // One that was there in the last round does not die: wait. If all are others, they fork faster than they are killed:
@@ -86,7 +89,9 @@ async function killUntilGone(members: Members, { effects, onStuck }: StopOptions
   /** The processes that were sent SIGKILL one by one; undefined: none is left. */
   async function kill(): Promise<ProcessStat[] | undefined> {
     members.killGroup();
-    const killOne = (stat: ProcessStat) => signal(stat.processId, 'SIGKILL');
+    const killOne = (stat: ProcessStat) => {
+      if (!signal(stat.processId, 'SIGKILL')) mayKillAll = false;
+    };
     const left = await members.find(killOne);
     return left.length === 0 && (await members.areGone(killOne)) ? undefined : left;
   }
@@ -244,13 +249,18 @@ function terminate(target: number): void {
   signal(target, 'SIGCONT');
 }
 
-/** `target` is a process id, or the negative id of a group. One that is gone or another user's is passed over. */
-export function signal(target: number, name: 'SIGTERM' | 'SIGCONT' | 'SIGSTOP' | 'SIGKILL'): void {
+/**
+ * `target` is a process id, or the negative id of a group. One that is gone or another user's is passed over. Returns
+ * whether this user may signal it.
+ */
+export function signal(target: number, name: 'SIGTERM' | 'SIGCONT' | 'SIGSTOP' | 'SIGKILL'): boolean {
   try {
     process.kill(target, name);
+    return true;
   } catch (error) {
     const code = codeOf(error);
     if (code !== 'ESRCH' && code !== 'EPERM' && code !== 'EACCES') throw error;
+    return code === 'ESRCH';
   }
 }
 
