@@ -257,8 +257,8 @@ function noteAnswered(
   onAnswer?.({ ...answered, durationMs });
 }
 
-/** No secret has the form of one of these. */
-const ID = /^(?:dlv|dpl|evt|prj|whk)_[0-9A-Za-z]{1,60}$/;
+/** What davit has made has exactly this form; anything else in a path may be a secret. */
+const ID = /^(?:dlv|dpl|evt|prj|whk)_[0-9A-Za-z]{24}$/;
 
 /** The ids in the path, by their names in the route: they tell what a leaked key changed. */
 function idsIn({ params }: Request): Record<string, unknown> {

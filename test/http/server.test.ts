@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs';
 import { request as tlsRequest } from 'node:https';
 import type { Plugin } from '@hapi/hapi';
 import t from 'tap';
+import { newId } from '../../src/domain.ts';
 import { AppError } from '../../src/errors.ts';
 import { notFound } from '../../src/http/errors.ts';
 import type { AnsweredRequest } from '../../src/http/server.ts';
@@ -268,8 +269,9 @@ t.test("each request is logged in one line with its key's id and route, without 
       },
     ],
   );
-  await requestJson(port, 'GET', '/v2/things/dpl_0', { key: secret });
-  t.match(log.at(-1), { route: '/v2/things/{id}', id: 'dpl_0' }, 'with an id in the path');
+  const id = newId('dpl', fakeEffects());
+  await requestJson(port, 'GET', `/v2/things/${id}`, { key: secret });
+  t.match(log.at(-1), { route: '/v2/things/{id}', id }, 'with an id in the path');
   await requestJson(port, 'GET', `/v2/things/${secret}`, { key: secret });
   t.notHas(log.at(-1), { id: String });
   await requestJson(port, 'GET', `/v2/nothing/${secret}?key=${secret}`, { key: secret });
