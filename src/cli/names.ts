@@ -78,9 +78,7 @@ export function resolveKey(store: Store, idOrName: string, nowMs: number): Key {
 export function resolveDeployment(store: Store, id: string): Deployment {
   const deployment = store.reads.deployments.get(id);
   if (deployment !== undefined) return deployment;
-  const projects = store.reads.projects.list().filter((one) => one.id === id || one.name === id);
-  // As elsewhere, an archived project gives way to one that is not.
-  const project = projects.find(({ status }) => status !== 'archived') ?? projects[0];
+  const project = store.reads.projects.find(id);
   const advice =
     project === undefined
       ? "'davit admin deployment list' shows the latest"

@@ -121,6 +121,12 @@ export function projectReads(database: Database) {
       return toDetails(named);
     },
 
+    /** The same, or undefined; of several with the name, the oldest that is not archived. */
+    find(idOrName: string): ProjectDetails | undefined {
+      const row = byId.get(idOrName) ?? byName.get(idOrName);
+      return row === undefined ? undefined : toDetails(row);
+    },
+
     /** Oldest first, archived ones too. */
     list: (): ProjectDetails[] => all.all().map(toDetails),
 
