@@ -35,6 +35,7 @@ const BASE62 = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
 const ID_TIME_LENGTH = 7;
 /** 17 characters of 62 are 101 bits: ids do not collide and cannot be guessed. */
 const ID_RANDOM_LENGTH = 17;
+export const ID_SUFFIX_LENGTH = ID_TIME_LENGTH + ID_RANDOM_LENGTH;
 
 /**
  * A new id. `randomBytes(size)` must come from a CSPRNG. The suffix begins with the time, so that new index entries are

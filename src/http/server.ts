@@ -6,7 +6,7 @@ import {
 import { createServer as createTlsServer } from 'node:https';
 import { type Plugin, type Request, Server } from '@hapi/hapi';
 import type { ListenAddress } from '../config.ts';
-import { newId, type RequestId } from '../domain.ts';
+import { ID_SUFFIX_LENGTH, newId, type RequestId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import type { Logger } from '../logger.ts';
@@ -258,7 +258,7 @@ function noteAnswered(
 }
 
 /** What davit has made has exactly this form; anything else in a path may be a secret. */
-const ID = /^(?:dlv|dpl|evt|prj|whk)_[0-9A-Za-z]{24}$/;
+const ID = new RegExp(`^(?:dlv|dpl|evt|prj|whk)_[0-9A-Za-z]{${ID_SUFFIX_LENGTH}}$`);
 
 /** The ids in the path, by their names in the route: they tell what a leaked key changed. */
 function idsIn({ params }: Request): Record<string, unknown> {
