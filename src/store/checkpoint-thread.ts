@@ -22,9 +22,11 @@ if (parentPort === null) throw new Error('checkpoint-thread.ts runs as a worker 
 
 const port = parentPort;
 const { path, files } = workerData as CheckpointThreadData;
+// Once open, another file would look like the one that is served, to whoever asks what was moved.
+refuseMoved();
 const database = connect(path);
 // Before anything is read: if another file has the path by now, the WAL would be copied into that one, or lost.
-if (!areInPlace(files)) throw new Error(MOVED);
+refuseMoved();
 database.pragma('journal_mode = WAL'); // it is: this opens the -wal
 
 port.on('message', (message: ToCheckpointThread) => {
@@ -37,3 +39,7 @@ port.on('message', (message: ToCheckpointThread) => {
   port.postMessage('done');
 });
 releaseStartMemory(realEffects, 'thread');
+
+function refuseMoved(): void {
+  if (!areInPlace(files)) throw new Error(MOVED);
+}

@@ -1,11 +1,15 @@
 import { spawnSync } from 'node:child_process';
-import { existsSync, readFileSync, renameSync, statSync } from 'node:fs';
+import { copyFileSync, existsSync, readFileSync, renameSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
+import { startThread } from '../../src/assets.ts';
 import type { Key } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
+import { openFilesOf } from '../../src/proc.ts';
+import type { CheckpointThreadData } from '../../src/store/checkpoint-thread.ts';
 import { openForReading, openForWriting } from '../../src/store/database.ts';
+import { identifyFiles, MOVED } from '../../src/store/place.ts';
 import { place } from '../helpers/cli.ts';
 import { until } from '../helpers/commands.ts';
 import { makeLarge } from '../helpers/large.ts';
@@ -75,6 +79,27 @@ t.test('the WAL of a moved file is not copied into the file that took its place'
   renameSync(moved, path);
   await store.close();
   t.equal(countProjects(path), PROJECTS);
+});
+
+t.test('a file that took the place of the one that is served is not opened by the thread', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  openForWriting(path, realEffects).close();
+  const files = identifyFiles(path);
+  renameSync(path, `${path}.moved`);
+  copyFileSync(`${path}.moved`, path);
+  const workerData: CheckpointThreadData = { path, files };
+  const thread = startThread('store/checkpoint-thread', { workerData });
+  let error: Error | undefined;
+  thread.once('error', (thrown: Error) => {
+    error = thrown;
+  });
+  let wasOpened = false;
+  await until(() => {
+    wasOpened ||= openFilesOf(process.pid).includes(path);
+    return error !== undefined;
+  });
+  t.notOk(wasOpened);
+  t.match(error, { message: MOVED });
 });
 
 const PROJECTS = 60;
