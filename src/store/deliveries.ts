@@ -4,7 +4,6 @@ import {
   type DeliveryId,
   type DeliveryStatus,
   type DeploymentEvent,
-  type EventId,
   type EventType,
   optionalTimestamp,
   timestamp,
@@ -63,14 +62,9 @@ export const ATTEMPTS_MAX = 1_000;
  */
 export const BODIES_SHOWN_MAX = 20;
 
-interface DeliveryRow {
+interface DeliveryRow extends Omit<Delivery, 'status' | 'next_attempt_at' | 'created_at' | 'delivered_at'> {
   seq: number;
-  id: DeliveryId;
-  event_id: EventId;
-  event_type: EventType;
-  webhook_id: WebhookId;
   status: StoredStatus;
-  attempt_count: number;
   next_attempt_at: number | null;
   created_at: number;
   delivered_at: number | null;

@@ -1,40 +1,27 @@
-import {
-  type Deployment,
-  type DeploymentId,
-  type DeploymentStatus,
-  type KeyId,
-  optionalTimestamp,
-  type ProjectId,
-  type Reason,
-  type Ref,
-  type Trigger,
-  timestamp,
-} from '../domain.ts';
+import { type Deployment, type KeyId, optionalTimestamp, timestamp } from '../domain.ts';
 
 /** A row of the table, with the name of the key that created the deployment. */
-export interface DeploymentRow {
+export interface DeploymentRow extends Omit<Deployment, Converted> {
   seq: number;
-  id: DeploymentId;
-  project_id: ProjectId;
-  ref: Ref;
-  status: DeploymentStatus;
-  reason: Reason | null;
-  message: string | null;
   reported: number;
-  trigger: Trigger;
   created_by_key_id: KeyId | null;
   created_by_name: string | null;
-  redeploy_of: DeploymentId | null;
-  superseded_by: DeploymentId | null;
   created_at: number;
   started_at: number | null;
   finished_at: number | null;
-  exit_code: number | null;
-  signal: string | null;
   outputs: string;
-  log_bytes: number;
   log_truncated: number;
 }
+
+type Converted =
+  | 'created_by'
+  | 'created_at'
+  | 'started_at'
+  | 'finished_at'
+  | 'duration_ms'
+  | 'queue_position'
+  | 'outputs'
+  | 'log_truncated';
 
 /** The columns and tables that a DeploymentRow is selected from. */
 export const DEPLOYMENT_COLUMNS = `

@@ -36,16 +36,13 @@ export interface OutgoingSecret {
   expires_at: Timestamp;
 }
 
-interface KeyRow {
-  id: KeyId;
-  name: string;
+interface KeyRow extends Pick<Key, 'id' | 'name' | 'last4'> {
   scopes: string;
   all_projects: number;
   created_at: number;
   expires_at: number | null;
   revoked_at: number | null;
   last_used_at: number | null;
-  last4: string;
   rotated_at: number | null;
   project_ids: string;
 }

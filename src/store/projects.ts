@@ -37,12 +37,9 @@ export interface ProjectDetails extends Project {
   queued_count: number;
 }
 
-interface ProjectRow {
+interface ProjectRow extends Omit<Project, 'created_at'> {
   seq: number;
-  id: ProjectId;
-  name: string;
   created_at: number;
-  status: ProjectStatus;
 }
 
 interface SettingsRow extends ProjectRow, Omit<ProjectDetails, keyof Project | 'command' | 'variable_names'> {

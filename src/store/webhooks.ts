@@ -62,18 +62,12 @@ export interface PingRecipient extends WebhookAddress {
   secrets: readonly string[];
 }
 
-interface WebhookRow {
+interface WebhookRow extends Omit<Webhook, 'events' | 'created_at' | 'last_success_at' | 'last_failure_at'> {
   seq: number;
-  id: WebhookId;
-  url: string;
   events: string;
-  description: string | null;
-  status: WebhookStatus;
-  status_reason: string | null;
   created_at: number;
   last_success_at: number | null;
   last_failure_at: number | null;
-  consecutive_failures: number;
 }
 
 const WEBHOOK_COLUMNS = `
