@@ -227,16 +227,8 @@ function noSuchProject(): AppError {
   return new AppError('not_found', 'there is no such project: `davit admin project list` shows all');
 }
 
-function columns(settings: Omit<ProjectSettings, 'variables'>) {
-  return {
-    name: settings.name,
-    command: settings.command === null ? null : JSON.stringify(settings.command),
-    directory: settings.directory,
-    timeoutMs: settings.timeoutMs,
-    idleTimeoutMs: settings.idleTimeoutMs,
-    reportTimeoutMs: settings.reportTimeoutMs,
-    policy: settings.policy,
-  };
+function columns({ command, ...others }: Omit<ProjectSettings, 'variables'>) {
+  return { ...others, command: command === null ? null : JSON.stringify(command) };
 }
 
 function settingsOf(details: ProjectDetails): Omit<ProjectSettings, 'variables'> {
