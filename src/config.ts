@@ -43,11 +43,7 @@ const SETTINGS = {
   ),
   tlsCertPath: optional('--tls-cert <file>', 'certificate chain in PEM, for HTTPS', parsePath),
   tlsKeyPath: optional('--tls-key <file>', 'private key of the certificate, in PEM', parsePath),
-  trustProxyCidrs: list(
-    '--trust-proxy <cidr>',
-    'trust X-Forwarded-For from proxies in this block',
-    parseBlock,
-  ),
+  trustProxyCidrs: blocks('--trust-proxy <cidr>', 'trust X-Forwarded-For from proxies in this block'),
   rateLimit: limit(
     '--rate-limit <n/duration>',
     'requests that each key may send per duration, or off',
@@ -84,10 +80,9 @@ const SETTINGS = {
     '24h',
     durationMsOf,
   ),
-  webhookAllowCidrs: list(
+  webhookAllowCidrs: blocks(
     '--webhook-allow-cidr <cidr>',
     'deliver to addresses in this block, too, although they are not public',
-    parseBlock,
   ),
   webhookAllowHttp: flag('--webhook-allow-http', 'deliver to http:// URLs, too'),
   webhookCaFile: optional(
@@ -229,13 +224,13 @@ function optional<Value>(
   };
 }
 
-function list<Item>(flags: string, description: string, parse: (text: string) => Item): Setting<Item[]> {
-  const append = appending(parse);
+function blocks(flags: string, description: string): Setting<Cidr[]> {
+  const append = appending(parseBlock);
   return {
     option: option(flags, `${description}; may be repeated, or a list with commas`)
-      .argParser<Item[]>((text, before) => (text === 'none' ? [] : append(text, before)))
+      .argParser<Cidr[]>((text, before) => (text === 'none' ? [] : append(text, before)))
       .default([], 'none'),
-    toValue: (held) => held as Item[],
+    toValue: (held) => held as Cidr[],
   };
 }
 
