@@ -55,17 +55,14 @@ interface MigrationOptions {
 
 /**
  * Migrates an older file to this davit's schema, in one exclusive transaction, and checks the whole file before the
- * commit: if a step fails or the process dies, the file is unchanged. So is a file that already has this schema.
- * Returns the schema version that the file had. Blocks the thread. Throws AppError `conflict` while another process has
- * the file open. The caller must hold `lockForServing`, unless no other process knows of the file.
+ * commit: if a step fails or the process dies, the file is unchanged. So is a file that already has this schema. Blocks
+ * the thread. Throws AppError `conflict` while another process has the file open. The caller must hold `lockForServing`,
+ * unless no other process knows of the file.
  */
-export function migrateFile(
-  path: string,
-  { onStep, migrations = MIGRATIONS }: MigrationOptions = {},
-): number {
+export function migrateFile(path: string, { onStep, migrations = MIGRATIONS }: MigrationOptions = {}): void {
   const database = connect(path);
   try {
-    if (kindOf(database, path) !== 'older') return schemaVersionOf(database);
+    if (kindOf(database, path) !== 'older') return;
     database.pragma('synchronous = FULL');
     // Neither can be changed within a transaction.
     database.pragma('foreign_keys = OFF');
@@ -84,7 +81,6 @@ export function migrateFile(
     database.exec('COMMIT');
     // Makes the removal of the journal durable: a journal that a power cut brought back would undo the migration.
     syncDirectory(dirname(path));
-    return from;
   } finally {
     // Rolls back an uncommitted migration.
     database.close();

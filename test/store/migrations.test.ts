@@ -59,7 +59,7 @@ for (const from of Array.from({ length: SCHEMA_VERSION }, (_, index) => index + 
     // What is asked of older files, too.
     t.match(checkDatabase(path), { kind: 'good', facts: { schema_version: from, projects: 1 } });
     t.strictSame(runningIn(path), ['dpl_2']);
-    t.equal(migrateFile(path), from);
+    migrateFile(path);
     t.strictSame(schemaOf(path), presentSchema(t));
     const after = dumpFile(path);
     for (const [table, rows] of Object.entries(before)) t.equal(after[table]?.length, rows.length, table);
@@ -87,7 +87,7 @@ for (const from of OLDER_SCHEMAS.keys()) {
     });
     const before = { ...dumpFile(path), ...sequences(path) };
     const heard: (number | null)[] = [];
-    t.equal(migrateFile(path, { migrations: STEPS, onStep: (version) => heard.push(version) }), from);
+    migrateFile(path, { migrations: STEPS, onStep: (version) => heard.push(version) });
     t.strictSame(heard, [...STEPS.map((step) => step.version).filter((version) => version > from), null]);
     t.notOk(isOlder(path));
     t.strictSame(schemaOf(path), presentSchema(t));
@@ -179,7 +179,7 @@ t.test(
     const path = join(temporaryDirectory(t), 'davit.db');
     openForWriting(path, fakeEffects()).close();
     const before = readFileSync(path);
-    t.equal(migrateFile(path, { migrations: STEPS }), SCHEMA_VERSION);
+    migrateFile(path, { migrations: STEPS });
     t.strictSame(readFileSync(path), before);
 
     changeFile(path, 'PRAGMA user_version = -7');
