@@ -1,4 +1,4 @@
-import { readlinkSync, realpathSync, type Stats, statSync } from 'node:fs';
+import { accessSync, readlinkSync, realpathSync, type Stats, statSync } from 'node:fs';
 import { basename, dirname, isAbsolute, join, resolve } from 'node:path';
 import { codeOf } from './errors.ts';
 
@@ -61,6 +61,16 @@ export function statusOf(file: string): Stats | undefined {
     return statSync(file);
   } catch {
     return undefined;
+  }
+}
+
+/** Whether this user may use a file or a directory so, access(2), as far as permissions go: it may be on a read-only disk. */
+export function isPermitted(path: string, mode: number): boolean {
+  try {
+    accessSync(path, mode);
+    return true;
+  } catch (error) {
+    return codeOf(error) !== 'EACCES';
   }
 }
 

@@ -1,7 +1,6 @@
-import { accessSync, constants, readdirSync, type Stats, statSync } from 'node:fs';
+import { constants, readdirSync, type Stats, statSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
-import { codeOf } from '../errors.ts';
-import { octal } from '../paths.ts';
+import { isPermitted, octal } from '../paths.ts';
 import { quoteForBash } from '../shell-words.ts';
 import { abandonedIn } from '../store/partial-file.ts';
 import { exposureProblem } from '../store/place.ts';
@@ -45,7 +44,7 @@ export function checkPermissions({ path, service, nowMs }: Case): FindingOf<'per
       `chown -h --reference=${quoteForBash(place)} ${inUse.map(([one]) => quoteForBash(join(place, one))).join(' ')}`,
     );
   }
-  if (uid === file.uid && !mayCreateIn(place)) {
+  if (uid === file.uid && !isPermitted(place, constants.W_OK | constants.X_OK)) {
     report(
       `this user cannot create files in ${place} (mode ${octal(directory.mode)}), where -wal and -lock belong`,
       directory.uid === uid
@@ -77,16 +76,6 @@ function filesBeside(path: string, names: readonly string[]): [name: string, sta
     const stats = statSync(join(dirname(path), name), { throwIfNoEntry: false });
     return stats === undefined ? [] : [[name, stats]];
   });
-}
-
-/** As far as permissions go: a file system that is read-only is a finding of the disk. */
-function mayCreateIn(directory: string): boolean {
-  try {
-    accessSync(directory, constants.W_OK | constants.X_OK);
-    return true;
-  } catch (error) {
-    return codeOf(error) !== 'EACCES';
-  }
 }
 
 /** Restores and migrations keep the file as it was, and processes that were killed leave partial files. */

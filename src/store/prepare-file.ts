@@ -1,5 +1,4 @@
 import {
-  accessSync,
   chmodSync,
   closeSync,
   constants,
@@ -11,7 +10,7 @@ import {
 } from 'node:fs';
 import { basename, dirname } from 'node:path';
 import { AppError, codeOf } from '../errors.ts';
-import { realPath, statusOf } from '../paths.ts';
+import { isPermitted, realPath, statusOf } from '../paths.ts';
 import { sharedMemoryPath, walPath } from './place.ts';
 
 /* What is done with the file before SQLite opens it for writing. */
@@ -82,29 +81,17 @@ function createForOwner(path: string): void {
  * now.
  */
 export function refuseUnwritable(path: string): void {
-  requireWritable(path);
+  if (!isWritable(path)) throw unwritable(path);
   for (const side of [walPath(path), sharedMemoryPath(path)]) {
-    try {
-      requireWritable(side);
-    } catch (error) {
-      if (statusOf(side)?.uid !== process.getuid?.()) throw error;
-      chmodSync(side, statSync(path).mode & 0o777);
-    }
+    if (isWritable(side)) continue;
+    if (statusOf(side)?.uid !== process.getuid?.()) throw unwritable(side);
+    chmodSync(side, statSync(path).mode & 0o777);
   }
-}
-
-function requireWritable(file: string): void {
-  if (!isWritable(file)) throw unwritable(file);
 }
 
 /** Not by opening it: closing any descriptor of a file releases this process's locks on it, fcntl(2). */
 function isWritable(file: string): boolean {
-  try {
-    accessSync(file, constants.W_OK);
-    return true;
-  } catch (error) {
-    return codeOf(error) !== 'EACCES';
-  }
+  return isPermitted(file, constants.W_OK);
 }
 
 /** The error for a file that this user may not write to. */
