@@ -1,4 +1,4 @@
-import { accessSync, readlinkSync, realpathSync, type Stats, statSync } from 'node:fs';
+import { accessSync, readFileSync, readlinkSync, realpathSync, type Stats, statSync } from 'node:fs';
 import { basename, dirname, isAbsolute, join, resolve } from 'node:path';
 import { codeOf } from './errors.ts';
 
@@ -61,6 +61,15 @@ export function statusOf(file: string): Stats | undefined {
     return statSync(file);
   } catch {
     return undefined;
+  }
+}
+
+/** Empty where there is no file, or it cannot be read. */
+export function textOf(path: string): string {
+  try {
+    return readFileSync(path, 'utf8');
+  } catch {
+    return '';
   }
 }
 

@@ -1,5 +1,5 @@
-import { readFileSync } from 'node:fs';
 import { access } from 'node:fs/promises';
+import { textOf } from './paths.ts';
 import { processIds, readProc } from './proc.ts';
 
 /** How many file descriptors this process may have; Infinity: no limit, or it cannot be read. */
@@ -165,12 +165,4 @@ function limitOf(name: string): number {
 /** Infinity for `max` or `unlimited`, and where nothing could be read. */
 function numberOf(text: string): number {
   return /^\d+$/.test(text) ? Number(text) : Number.POSITIVE_INFINITY;
-}
-
-function textOf(path: string): string {
-  try {
-    return readFileSync(path, 'latin1');
-  } catch {
-    return '';
-  }
 }
