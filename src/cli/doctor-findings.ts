@@ -108,7 +108,7 @@ export function findingsOfUnopened(file: Case, error: unknown, ofPlace: DoctorFi
     const locked = problem(
       'writes',
       'another process keeps the file locked, for reading too: davit can do nothing with it',
-      `wait if that is a restore, a migration or a start of davit, else end it: 'fuser -v ${quoteForBash(file.path)}' shows which processes have the file open`,
+      `wait if that is a restore, a migration or a start of davit, else end it: ${fuser(file.path)} shows which processes have the file open`,
     );
     return [locked, ...ofPlace];
   }
@@ -127,8 +127,13 @@ function cutShort(check: 'integrity' | 'wal', { path }: Case): DoctorFinding {
   return problem(
     check,
     'the file or its -wal was cut short while a program had it open: what only it had is lost',
-    `end davit and whatever else has the file open ('fuser -v ${quoteForBash(path)}-shm' shows it), then start davit, which goes on with what is left, and see whether davit doctor finds it whole`,
+    `end davit and whatever else has the file open (${fuser(`${path}-shm`)} shows it), then start davit, which goes on with what is left, and see whether davit doctor finds it whole`,
   );
+}
+
+/** The command that lists the processes that have a file open. */
+function fuser(file: string): string {
+  return `'fuser -v ${quoteForBash(file)}'`;
 }
 
 /** For a file of an older davit, whose contents can be checked only once it is migrated. */
@@ -195,7 +200,7 @@ function checkWrites(
     'writes',
     `${processText(processId)} keeps a write transaction: until it ends, davit answers 503 and starts nothing`,
     processId === null
-      ? `end its transaction, or the process: 'fuser -v ${quoteForBash(path)}-shm' shows which ones have the file open`
+      ? `end its transaction, or the process: ${fuser(`${path}-shm`)} shows which ones have the file open`
       : 'end its transaction, or the process',
   );
 }
