@@ -147,9 +147,13 @@ export function cannotListen(
   optionName: string,
   error: Error & { code?: unknown },
 ): AppError {
+  const allow =
+    error.code === 'EACCES'
+      ? ", or allow ports below 1024, as the comments of 'davit admin systemd-unit' say"
+      : '';
   return new AppError(
     'unavailable',
-    `cannot listen on ${listenText(address)} (${String(error.code ?? error.message)}): choose another place with ${optionName}`,
+    `cannot listen on ${listenText(address)} (${String(error.code ?? error.message)}): choose another place with ${optionName}${allow}`,
     { cause: error },
   );
 }

@@ -199,6 +199,15 @@ t.test('an address to listen on is shown as one types it, with the cause if it f
   );
 });
 
+t.test('where a port below 1024 is refused, the error says what allows it', async (t) => {
+  const refused = Object.assign(new Error('listen EACCES'), { code: 'EACCES' });
+  t.equal(
+    cannotListen({ host: '0.0.0.0', port: 443 }, '--listen', refused).message,
+    'cannot listen on 0.0.0.0:443 (EACCES): choose another place with --listen, or allow ports below 1024, as the comments ' +
+      "of 'davit admin systemd-unit' say",
+  );
+});
+
 t.test('--tls-cert and --tls-key are rejected one without the other', async (t) => {
   for (const half of [
     ['--tls-cert', 'c.pem'],
