@@ -114,9 +114,11 @@ async function deploy(
       onTry: interruption.tried,
     });
     if (!created.ok) {
+      // davit does not say of what: the id is wrong, or the URL leads to another davit, or below it.
+      const what = created.isDavits && created.status === 404 ? `${projectId} at ${baseUrl}: ` : '';
       throw created.mayBeDone
         ? new AppError('conflict', `${created.message}; ${interruption.whatIsLeft()}`)
-        : new AppError('conflict', `not deployed: ${created.message}`);
+        : new AppError('conflict', `not deployed: ${what}${created.message}`);
     }
     const { body, replayed } = created;
     interruption.created(body.id);
@@ -223,7 +225,9 @@ function replayText({ id, created_at }: Deployment): string {
 function projectIdOf(text: string): ProjectId {
   const id = parseId('prj', text);
   if (id === undefined)
-    throw new InvalidArgumentError("It must be an id, as 'davit admin project list' shows it.");
+    throw new InvalidArgumentError(
+      "It must be one such as prj_…, which 'davit admin project list' shows where the service is.",
+    );
   return id;
 }
 

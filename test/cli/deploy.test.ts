@@ -216,7 +216,7 @@ t.test('a refusal is one line with the code and the request id of the service', 
     [
       ['good'],
       { project: 'prj_0000000000000000000000' },
-      /^error: not deployed: .* \(404 not_found, req_\w+\)$/,
+      /^error: not deployed: prj_0{22} at http:\S+: there is no such .* \(404 not_found, req_\w+\)$/,
     ],
     [['good'], { project: oldId }, /^error: not deployed: .* \(409 conflict, req_\w+\)$/],
     [['other', '--idempotency-key', 'once'], {}, /\(422 idempotency_key_reused, req_\w+\)$/],
@@ -299,7 +299,7 @@ t.test('wrong usage is refused before any request', async (t) => {
   const cases: [words: string[], message: RegExp, environment?: Record<string, string>][] = [
     [url, /missing required argument 'project_id'/],
     [['prj_1', ...url], /missing required argument 'ref'/],
-    [['website', 'main', ...url], /the project id must be an id/],
+    [['website', 'main', ...url], /the project id must be one such as prj_/],
     [['prj_1', 'HEAD', ...url], /the ref must name a branch, a tag or a commit, not HEAD/],
     [['prj_1', 'a b', ...url], /the ref may hold only letters/],
     [['prj_1', 'main'], /required option '--url <url>' not specified/],

@@ -234,7 +234,7 @@ t.test('an error does not repeat a wrong value that may be a secret', async (t) 
     ],
     [
       ['deploy', key, 'main'],
-      /^error: the project id must be an id, as 'davit admin project list' shows it \(/,
+      /^error: the project id must be one such as prj_…, which 'davit admin project list' shows where the service is \(/,
     ],
     [['deploy', 'prj_1', `main' is invalid. ${key}`], /^error: the ref may hold only letters/],
     [
