@@ -142,8 +142,10 @@ const SYNONYMS: Record<string, readonly string[]> = {
   '--env': ['-e'],
   '--': ['--command', '--cmd', '--exec', '--script'],
   '--expires-in': ['--ttl', '--expires', '--expiry'],
+  '--key-file': ['--key', '--token', '--api-key'],
   '--limit': ['-n', '--lines'],
   '--name': ['-n'],
   '--url': ['--server', '--host', '--endpoint'],
+  '--wait': ['--follow', '--watch', '-w'],
   '--yes': ['-y'],
 };
