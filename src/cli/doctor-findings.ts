@@ -268,7 +268,8 @@ function checkProjects(reads: Reads, surroundings: Surroundings): DoctorFinding[
       .map((finding) => ({ ...finding, message: `${nameOfProject(project)}: ${finding.message}` })),
   );
   const findings = [...ofAll, ...ofEach].map((finding) => ({ ...finding, check: 'projects' as const }));
-  return orOk(findings, 'projects', `${projects.length} of them, each command can be started`);
+  const startable = projects.some(({ command }) => command !== null) ? ', each command can be started' : '';
+  return orOk(findings, 'projects', `${projects.length} of them${startable}`);
 }
 
 function checkKeys({ nowMs }: Case, reads: Reads): DoctorFinding[] {
