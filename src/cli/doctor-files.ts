@@ -7,6 +7,7 @@ import { exposureProblem } from '../store/place.ts';
 import { formatBytes } from './bytes.ts';
 import type { Case } from './doctor-case.ts';
 import { type FindingOf, note, orOk, problem } from './findings.ts';
+import { nameOfUser } from './users.ts';
 
 /** Whether the owner of the file `path` can use it and what belongs beside it, and nobody else can. */
 export function checkPermissions({ path, service, nowMs }: Case): FindingOf<'permissions'>[] {
@@ -63,7 +64,8 @@ export function checkPermissions({ path, service, nowMs }: Case): FindingOf<'per
       note(
         'permissions',
         'the file belongs to another user, and commands were checked with your rights',
-        'run it as that user: sudo -u <user> davit doctor',
+        // sudo takes DAVIT_DB away.
+        `run it as that user: sudo -u ${nameOfUser(file.uid)} davit doctor --db ${quoteForBash(path)}`,
       ),
     );
   }

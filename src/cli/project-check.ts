@@ -1,6 +1,7 @@
 import { userInfo } from 'node:os';
 import type { Command } from 'commander';
-import { statusOf } from '../paths.ts';
+import { absolutePath, statusOf } from '../paths.ts';
+import { quoteForBash } from '../shell-words.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import { type CommandContext, explain, jsonOption } from './command.ts';
 import { dbPathOf, withStore } from './database-file.ts';
@@ -78,7 +79,8 @@ function checkUser(project: ProjectDetails, dbPath: string, { serviceProcessId }
   return note(
     'user',
     `${message}, and ${why}, who may have other rights`,
-    `sudo -u ${other} davit admin project check ${project.id}`,
+    // sudo takes DAVIT_DB away.
+    `sudo -u ${other} davit admin project check ${project.id} --db ${quoteForBash(absolutePath(dbPath))}`,
   );
 }
 

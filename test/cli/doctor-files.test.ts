@@ -103,7 +103,7 @@ t.test('a database that belongs to another user is a note', ifMayBeSomebodyElse,
     check: 'permissions',
     level: 'note',
     message: /^the file belongs to another user/,
-    advice: /^run it as that user: sudo -u/,
+    advice: `run it as that user: sudo -u nobody davit doctor --db ${there.dbPath}`,
   });
 });
 

@@ -404,7 +404,7 @@ t.test('a user who does not own the database is told to ask its owner', ifMayBeN
     check: 'user',
     level: 'note',
     message: /^checked as root, and the file belongs to '#65533', who may have other rights$/,
-    advice: /^sudo -u '#65533' davit admin project check prj_\w+$/,
+    advice: /^sudo -u '#65533' davit admin project check prj_\w+ --db \/\S+\/davit\.db$/,
   });
 });
 
