@@ -291,7 +291,7 @@ function checkKeys({ nowMs }: Case, reads: Reads): DoctorFinding[] {
       note(
         'keys',
         `${nameOfKey(key)} expired at ${key.expires_at}`,
-        'replace it if somebody still needs it: davit admin key create',
+        `replace it if somebody still needs it: davit admin key create; if not, davit admin key revoke ${key.id}`,
       ),
     );
   return orOk([...ending, ...ended], 'keys', liveText(live));

@@ -342,6 +342,19 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
   }
 });
 
+t.test('doctor says of an expired key how to replace it, and how to be told of it no more', async (t) => {
+  const there = await withProject(t);
+  changeFile(there.dbPath, `UPDATE keys SET expires_at = ${Date.now() - 1}`);
+  const found = async () => (await reportOf(t, there, 0)).findings.find(({ check }) => check === 'keys');
+  const [, id] = /\((key_\w+)\) expired/.exec((await found())?.message ?? '') ?? [];
+  t.equal(
+    (await found())?.advice,
+    `replace it if somebody still needs it: davit admin key create; if not, davit admin key revoke ${id}`,
+  );
+  changeFile(there.dbPath, 'UPDATE keys SET revoked_at = 1');
+  t.match(await found(), { level: 'ok' });
+});
+
 t.test('doctor reports a deployment that is stuck in a running service', async (t) => {
   const there = await withProject(t);
   changeFile(
