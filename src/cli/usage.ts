@@ -1,4 +1,4 @@
-import type { Command } from 'commander';
+import type { Command, Option } from 'commander';
 import { printable } from '../printable.ts';
 import { withoutSecrets } from '../secrets.ts';
 import { missingOption } from './command.ts';
@@ -34,8 +34,12 @@ function withoutValue(message: string): string {
 }
 
 function withSuggestion(message: string, command: Command): string {
-  const missing = message.startsWith('error: too many arguments') ? missingOption(command) : undefined;
-  if (missing !== undefined) return `${message}, and '${missing.flags}' is missing`;
+  if (message.startsWith('error: too many arguments')) {
+    const missing = missingOption(command);
+    if (missing !== undefined) return `${message}, and '${missing.flags}' is missing`;
+    const repeatable = repeatableOption(command);
+    return repeatable === undefined ? message : `${message}: repeat ${repeatable.long} for each value`;
+  }
   const [, kind, word = ''] = /^error: unknown (option|command) '(.*)'$/s.exec(message) ?? [];
   if (kind === undefined) return message;
   if (kind === 'option' && command.commands.some((one) => isTakenBy(one, word))) {
@@ -57,6 +61,16 @@ function withSuggestion(message: string, command: Command): string {
   // The option exists, but was given a value, as in `--wait=yes`.
   if (kind === 'option' && meant === word) return `error: option '${word}' takes no value`;
   return `${message}: did you mean ${meant}?`;
+}
+
+/** An option that was given, and takes a further value only if it is given again; undefined: there is none. */
+function repeatableOption(command: Command): Option | undefined {
+  return command.options.find(
+    (one) =>
+      !one.variadic &&
+      one.description.includes('may be repeated') &&
+      command.getOptionValueSource(one.attributeName()) === 'cli',
+  );
 }
 
 function optionsOf(command: Command): Map<string, string> {
