@@ -30,9 +30,14 @@ export function createPrivately(path: string): void {
     const code = codeOf(error);
     if (code === 'EEXIST') return; // another davit has created it meanwhile
     const reason = code === 'ENOENT' ? 'its directory is not there' : code;
-    throw new AppError('conflict', `cannot create ${path} (${reason}): choose another place with --db`, {
-      cause: error,
-    });
+    const allow = code === 'EACCES' ? `let this user write to ${dirname(path)}, or ` : '';
+    throw new AppError(
+      'conflict',
+      `cannot create ${path} (${reason}): ${allow}choose another place with --db`,
+      {
+        cause: error,
+      },
+    );
   }
 }
 

@@ -247,6 +247,20 @@ t.test('an error about a file that cannot be created names its path and --db', (
   t.end();
 });
 
+t.test(
+  'a user who may not create the file is told which directory is to be open to them',
+  ifMayBeNobody(MODULE, process.execPath),
+  async (t) => {
+    const directory = temporaryDirectory(t);
+    const path = join(directory, 'davit.db');
+    chmodSync(directory, 0o755);
+    t.equal(
+      openedByNobody(path),
+      `cannot create ${path} (EACCES): let this user write to ${directory}, or choose another place with --db\n`,
+    );
+  },
+);
+
 t.test('no file is made beside a WAL that was left over: SQLite would remove that', (t) => {
   const directory = temporaryDirectory(t);
   const [path, link] = [join(directory, 'davit.db'), join(directory, 'link.db')];
