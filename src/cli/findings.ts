@@ -56,7 +56,9 @@ export function findingsText(findings: readonly FindingOf[], terminal: Terminal)
   const advised = findings.flatMap(({ check, advice }) =>
     advice === null ? [] : [[check, advice] as const],
   );
-  return advised.length === 0 ? all : `${all}\n\nwhat to do\n${fields(terminal, advised)}`;
+  // The same about several findings is said once.
+  const once = [...new Map(advised.map((advice) => [advice.join(' '), advice])).values()];
+  return once.length === 0 ? all : `${all}\n\nwhat to do\n${fields(terminal, once)}`;
 }
 
 /** If there are problems, prints how many, and throws Refusal. */

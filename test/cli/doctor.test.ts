@@ -51,6 +51,15 @@ t.test('a healthy file gives exit code 0 and the size of every table', async (t)
   t.strictSame(dump(), before);
 });
 
+t.test('what is to be done about several findings is said once', async (t) => {
+  const { davit, dbPath } = await withProject(t);
+  await davit(['admin', 'key', 'create', '--name', 'other', '--all-scopes', '--all-projects']);
+  changeFile(dbPath, `UPDATE keys SET created_at = 1, expires_at = ${realEffects.now() + DAY_MS}`);
+  const { stdout } = await davit(['doctor']);
+  t.equal(stdout.match(/ expires at /g)?.length, 2);
+  t.equal(stdout.match(/^keys +replace it before then: davit admin key create$/gm)?.length, 1);
+});
+
 t.test('--json prints the whole report', async (t) => {
   const { json } = await withProject(t);
   const report = await json<Report>(['doctor']);
