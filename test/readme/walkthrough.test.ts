@@ -174,8 +174,9 @@ t.test(
     await there.shell(`printf ${text} | git -C website hash-object -w --stdin`);
     for (const ref of ['v2', 'refs/tags/v2', two, two.slice(0, 10)]) t.equal(await release(ref), 'two', ref);
     t.equal(await release(two.slice(0, 4)), 'two', 'what a file also begins with is a commit');
-    for (const ref of ['no-such', 'old']) {
-      await t.rejects(release(ref), { code: 1, stderr: new RegExp(`there is no ${ref}`) });
+    for (const ref of ['no-such', 'old', 'origin/main']) {
+      const stderr = new RegExp(`^origin has no branch, tag or commit ${ref}$`, 'm');
+      await t.rejects(release(ref), { code: 1, stderr });
     }
   },
 );
