@@ -119,7 +119,7 @@ LimitNOFILE=65536
 
 # Directories that the commands of projects write to, one line for each:
 #ReadWritePaths=/srv/website
-# For ports below 1024, in place of the empty set below:
+# For ports below 1024, in place of the empty set below; commands may listen on them, too, then:
 #AmbientCapabilities=CAP_NET_BIND_SERVICE
 #CapabilityBoundingSet=CAP_NET_BIND_SERVICE
 CapabilityBoundingSet=
