@@ -5,6 +5,7 @@ import type { Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
 import { createSlots, type Slots } from '../slots.ts';
 import { takenBytes } from './send-buffers.ts';
+import { acceptedSocket } from './tls.ts';
 
 /** The connections of a listener, of which only so many may have a place, that is, have their requests carried out. */
 export interface ConnectionPlaces {
@@ -207,9 +208,4 @@ export function createConnectionPlaces(
 function oldest(connections: Slots<OpenConnection>): OpenConnection | undefined {
   const [connection] = connections;
   return connection;
-}
-
-/** Over TLS, requests come on a socket of their own. `_parent`, an internal of Node, is the one that was accepted. */
-function acceptedSocket(socket: Duplex): Duplex {
-  return (socket as unknown as { _parent?: Duplex | null })._parent ?? socket;
 }

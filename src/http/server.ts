@@ -24,7 +24,7 @@ import { answerParserErrors } from './parser-errors.ts';
 import { createReceiveBuffers } from './receive-buffers.ts';
 import { checkHead, registerCatchAll } from './routing.ts';
 import { createSendBufferLimit } from './send-buffers.ts';
-import { type Certificate, parseAllOfRead, tlsOptions } from './tls.ts';
+import { type Certificate, limitHandshakes, parseAllOfRead, tlsOptions } from './tls.ts';
 import { checkIdempotencyKey, validateInput } from './validation.ts';
 
 declare module '@hapi/hapi' {
@@ -110,6 +110,7 @@ export async function createHttpServer(
 ): Promise<Server> {
   const { maxConnections = placesFor(openFilesMax()), pipelinedMax } = options;
   const listener = createListener(options);
+  if (options.tls !== null) limitHandshakes(listener, effects);
   const server = createHapiServer(listener, options);
   const places = createConnectionPlaces(listener, maxConnections, effects, logger);
   const admission = createAdmission(listener, places, pipelinedMax);

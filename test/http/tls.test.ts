@@ -170,6 +170,21 @@ t.test('a connection whose client leaves before the handshake is over is closed 
   await until(() => seen === 32 && open === 0);
 });
 
+t.test('a connection that sends too much before its handshake is over is closed', async (t) => {
+  const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
+  const { port } = await startHttp(t, { tls: pair, timeouts: { headersMs: 60_000, requestMs: 60_000 } });
+  const record = Buffer.concat([Buffer.from([22, 3, 1, 0x40, 0]), Buffer.alloc(0x4000)]);
+  // The beginning of a ClientHello of 131,000 bytes, which is the most that OpenSSL takes.
+  record.writeUIntBE(1, 5, 1);
+  record.writeUIntBE(131_000, 6, 3);
+  const socket = connectPlain(port, '127.0.0.1');
+  const closed = new Promise<void>((resolve) => socket.once('close', () => resolve()));
+  socket.on('error', () => undefined);
+  socket.write(record);
+  socket.resume();
+  await closed;
+});
+
 t.test('a request without encryption is told that the port speaks HTTPS', async (t) => {
   const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
   const { port, log } = await startHttp(t, { tls: pair });
