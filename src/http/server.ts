@@ -24,7 +24,7 @@ import { answerParserErrors } from './parser-errors.ts';
 import { createReceiveBuffers } from './receive-buffers.ts';
 import { checkHead, registerCatchAll } from './routing.ts';
 import { createSendBufferLimit } from './send-buffers.ts';
-import { type Certificate, limitHandshakes, parseAllOfRead, tlsOptions } from './tls.ts';
+import { type Certificate, limitHandshakes, limitRekeying, parseAllOfRead, tlsOptions } from './tls.ts';
 import { checkIdempotencyKey, validateInput } from './validation.ts';
 
 declare module '@hapi/hapi' {
@@ -193,6 +193,7 @@ function createListener({ tls, timeouts }: HttpServerOptions): Listener {
       ? Object.assign(createPlainServer(httpOptions), ANSWERS_HALF_CLOSED)
       : createTlsServer({ ...httpOptions, ...tlsOptions(tls), handshakeTimeout: headersMs });
   listener.timeout = idleMs;
+  listener.on('secureConnection', limitRekeying);
   listener.on('secureConnection', parseAllOfRead);
   // Any other expectation than 100-continue may be ignored (RFC 9110, 10.1.1); Node would answer a bare 417.
   listener.on('checkExpectation', (request, response) => listener.emit('request', request, response));

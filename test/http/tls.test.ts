@@ -1,4 +1,4 @@
-import { execFileSync } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
 import { chmodSync, copyFileSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import type { ServerResponse } from 'node:http';
 import { connect as connectPlain, type Socket } from 'node:net';
@@ -184,6 +184,36 @@ t.test('a connection that sends too much before its handshake is over is closed'
   socket.resume();
   await closed;
 });
+
+t.test(
+  'a TLS client that updates its keys without end, or begins another handshake, is left',
+  ifHas('openssl'),
+  async (t) => {
+    const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
+    const { port } = await startHttp(t, { tls: pair, timeouts: { headersMs: 60_000, requestMs: 60_000 } });
+    const cases = [
+      ['-tls1_3', 'k', /^>>> .*KeyUpdate/gm, 17],
+      ['-tls1_2', 'R', /^RENEGOTIATING/gm, 1],
+    ] as const;
+    for (const [version, command, done, doneMax] of cases) {
+      const words = ['s_client', '-connect', `127.0.0.1:${port}`, '-msg', version];
+      const client = spawn('openssl', words, { stdio: ['pipe', 'pipe', 'ignore'] });
+      t.teardown(() => client.kill());
+      client.stdin.on('error', () => undefined);
+      let said = '';
+      client.stdout.on('data', (bytes) => (said += bytes));
+      const count = () => said.match(done)?.length ?? 0;
+      const hasLeft = () => client.exitCode !== null;
+      await until(() => said.includes('Verify return code'));
+      for (let times = 1; times <= doneMax; times++) {
+        t.notOk(hasLeft(), `${version}: ${times}`);
+        client.stdin.write(`${command}\n`);
+        await until(() => count() === times || hasLeft());
+      }
+      await until(hasLeft);
+    }
+  },
+);
 
 t.test('a request without encryption is told that the port speaks HTTPS', async (t) => {
   const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
