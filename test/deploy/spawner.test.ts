@@ -241,6 +241,26 @@ t.test('adopted orphans are reaped and not taken for commands', async (t) => {
   await until(() => orphanIds.every((processId) => stateOf(processId) === undefined));
 });
 
+t.test('orphans that come faster than they are reaped do not hold up the event loop', async (t) => {
+  const { identity } = await start(testSpawner(t), ['sleep', '1000']);
+  t.teardown(() => process.kill(identity.processId, 'SIGKILL'));
+  let left = 1_000;
+  const many: Posix = {
+    ...posix,
+    // As orphans do, it belongs to another session than children of Node.
+    zombieChild: () => (left > 0 ? identity.processId : undefined),
+    reap() {
+      left -= 1;
+      return undefined;
+    },
+  };
+  const spawner = createSpawner(many, realEffects, true);
+  t.teardown(() => spawner.close());
+  for (let signals = 0; signals < 100; signals++) process.emit('SIGCHLD', 'SIGCHLD');
+  t.ok(left > 900, `${left} are left for later turns`);
+  await until(() => left === 0);
+});
+
 t.test('hasOrphans is true while an orphan lives, and a command does not count', async (t) => {
   const spawner = adoptingSpawner(t);
   const pipe = namedPipe(t);
