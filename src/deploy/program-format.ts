@@ -1,4 +1,4 @@
-import { closeSync, openSync, readdirSync, readSync } from 'node:fs';
+import { closeSync, constants, openSync, readdirSync, readSync } from 'node:fs';
 
 /*
  * What the kernel does with a file that is to be executed, execve(2), as far as its beginning tells.
@@ -13,7 +13,9 @@ const BEGINNING_BYTES = 4_096;
 export function beginningOf(path: string): Buffer | undefined {
   const bytes = Buffer.alloc(BEGINNING_BYTES);
   try {
-    const descriptor = openSync(path, 'r');
+    // O_NONBLOCK: the owner of the file may have a lease on it, for which opening it would wait up to 45 s, fcntl(2), or may
+    // have just put a named pipe in its place.
+    const descriptor = openSync(path, constants.O_RDONLY | constants.O_NONBLOCK);
     try {
       readSync(descriptor, bytes);
     } finally {

@@ -1,7 +1,9 @@
+import { execFileSync } from 'node:child_process';
 import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import t from 'tap';
 import { beginningOf, firstLineIn, loaderIn } from '../../src/deploy/program-format.ts';
+import { namedPipe } from '../helpers/commands.ts';
 import { none, temporaryDirectory } from '../helpers/store.ts';
 
 t.test('the #! line of a script gives its interpreter, and the rest as one argument', async (t) => {
@@ -27,6 +29,17 @@ t.test('the #! line of a script gives its interpreter, and the rest as one argum
   }
   t.equal(beginningOf(`${path}-missing`), undefined);
   t.equal(readdirSync('/proc/self/fd').length, descriptors);
+});
+
+t.test('a file that its owner keeps from being read is not waited for', async (t) => {
+  // In a process of its own, which can be ended while it waits.
+  const source = import.meta.resolve('../../src/deploy/program-format.ts');
+  const program = `
+    const { beginningOf } = await import('${source}');
+    console.log(beginningOf('${namedPipe(t)}')?.length);`;
+  const words = ['--input-type=module', '--eval', program];
+  const options = { encoding: 'utf8', timeout: 10_000, killSignal: 'SIGKILL' } as const;
+  t.equal(execFileSync(process.execPath, words, options), '4096\n');
 });
 
 t.test('the loader of a program is the one that the kernel would start', async (t) => {
