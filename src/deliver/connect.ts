@@ -261,8 +261,9 @@ const TLS_PROBLEMS: Record<string, string> = {
 
 /** The error of a failed handshake; undefined if the connection broke for reasons below TLS. */
 function tlsError(error: NodeJS.ErrnoException & { reason?: string }): AttemptError | undefined {
-  const { code = '', reason, syscall } = error;
-  const problem = TLS_PROBLEMS[code] ?? reason;
+  const { code = '', reason, syscall, message } = error;
+  // Node's code for every certificate that OpenSSL refuses for a rarer reason, such as a key that is too weak.
+  const problem = TLS_PROBLEMS[code] ?? reason ?? (code === 'UNSPECIFIED' ? message : undefined);
   if (problem !== undefined) return new AttemptError(`tls: ${problem}`, { cause: error });
   const isBelowTls = syscall !== undefined || code === 'ECONNRESET';
   if (isBelowTls || code === '') return undefined;

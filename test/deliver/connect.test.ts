@@ -1,4 +1,4 @@
-import { spawn } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import {
   type AddressInfo,
@@ -276,6 +276,23 @@ t.test('a receiver that speaks only older TLS fails with that reason', async (t)
     });
   }
 });
+
+t.test(
+  'a certificate that breaks a rule without a code of its own is refused with the reason',
+  ifHas('openssl'),
+  async (t) => {
+    const [curve, extension] = ['ec_paramgen_curve:prime256v1', '1.2.3.4=critical,DER:0500'];
+    const words = ['req', '-x509', '-newkey', 'ec', '-pkeyopt', curve, '-nodes', '-subj', '/CN=localhost'];
+    const made = execFileSync('openssl', [...words, '-addext', extension, '-keyout', '-', '-out', '-'], {
+      encoding: 'utf8',
+      stdio: ['ignore', 'pipe', 'ignore'],
+    });
+    const port = await portOf(t, createServer({ cert: made, key: made }));
+    await t.rejects(exchange(newConnector({ caPem: made }), new URL(`https://127.0.0.1:${port}/`)), {
+      message: 'tls: unhandled critical extension',
+    });
+  },
+);
 
 t.test('NODE_TLS_REJECT_UNAUTHORIZED=0 does not disable certificate checks', async (t) => {
   const receiver = await startReceiver(t, { tls: 'self-signed' });
