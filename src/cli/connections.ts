@@ -1,5 +1,6 @@
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import { type DiagnosticsChannel, errors } from 'undici';
+import { messageOf } from '../errors.ts';
 import { GaveUp } from './patience.ts';
 import type { Proxies } from './proxies.ts';
 
@@ -94,6 +95,9 @@ const CERTIFICATE_ADVICE: Record<string, string> = {
   ERR_TLS_CERT_ALTNAME_INVALID: 'its certificate is for another name: is the URL right?',
 };
 
+/** Codes of Node for certificates that do not name them; the last one is that of all rarer reasons, such as a weak key. */
+const REFUSED_CERTIFICATE = /^(?:INVALID_CA|INVALID_PURPOSE|PATH_LENGTH_EXCEEDED|UNSPECIFIED)$/;
+
 function explanationOf(error: unknown, place: string): string | undefined {
   const code = firstCodeOf(error);
   if (proxyStatusOf(error) === 407)
@@ -110,6 +114,10 @@ function explanationOf(error: unknown, place: string): string | undefined {
   if (/CERT|TLS|SSL|VERIFY|SIGNED/.test(code)) {
     const advice = CERTIFICATE_ADVICE[code] ?? '--ca-file makes davit trust an authority of your own';
     return `${place} cannot be trusted (${code}): ${advice}`;
+  }
+  if (REFUSED_CERTIFICATE.test(code)) {
+    const reason = messageOf(firstOf(error));
+    return `${place} cannot be trusted (${reason}): its certificate has to be replaced there`;
   }
   return undefined;
 }

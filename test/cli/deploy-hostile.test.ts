@@ -1,3 +1,4 @@
+import { execFileSync } from 'node:child_process';
 import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
 import { type AddressInfo, createServer, type Server } from 'node:net';
@@ -8,8 +9,10 @@ import { OUTPUT_NAME_MAX_LENGTH, OUTPUT_VALUE_MAX_BYTES, OUTPUTS_MAX } from '../
 import { runHere } from '../helpers/cli.ts';
 import { QUEUED } from '../helpers/deploy-client.ts';
 import { fakeEffects, hurried } from '../helpers/effects.ts';
+import { ifHas } from '../helpers/programs.ts';
 import { startProxy } from '../helpers/proxy.ts';
 import { type Answer, endless, hangUp, raw, redirect, startReceiver, status } from '../helpers/receiver.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
 
 /** Control characters in every form that JSON allows: ESC, BEL, CR, LF, a C1 control, a bidirectional override. */
 const OBEYED = '\u001b]0;owned\u0007\r\n\u009b2J\u202e';
@@ -290,6 +293,27 @@ t.test('once davit has answered, another certificate or none passes; before, it 
     const { stdout, stderr } = await deployed(url, words);
     t.match(JSON.parse(stdout), { status: 'failed' });
     t.match(stderr, /^localhost:\d+ cannot be reached \(\w*(?:CERT|SSL)\w*\): trying again in \w+$/m);
+  }
+});
+
+t.test('a certificate that breaks a rarer rule is refused with that rule', ifHas('openssl'), async (t) => {
+  const directory = temporaryDirectory(t);
+  for (const [extension, rule] of [
+    ['extendedKeyUsage=clientAuth', 'unsuitable certificate purpose'],
+    ['1.2.3.4=critical,DER:0500', 'unhandled critical extension'],
+  ] as const) {
+    const ca = join(directory, 'made.pem');
+    const curve = ['-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1'];
+    const words = ['req', '-x509', ...curve, '-nodes', '-subj', '/CN=localhost', '-addext', extension];
+    execFileSync('openssl', [...words, '-keyout', ca, '-out', `${ca}.cert`], { stdio: 'ignore' });
+    const [key, cert] = [readFileSync(ca), readFileSync(`${ca}.cert`)];
+    const url = (await listening(t, createTlsServer({ key, cert }))).replace('http:', 'https:');
+    const { stdout, stderr, exitCode } = await deployed(url, ['--ca-file', `${ca}.cert`]);
+    t.strictSame([stdout, exitCode], ['', 1]);
+    t.equal(
+      stderr.replace(/:\d+/, ''),
+      `error: 127.0.0.1 cannot be trusted (${rule}): its certificate has to be replaced there\n`,
+    );
   }
 });
 
