@@ -1,4 +1,4 @@
-import { readdirSync, writeFileSync } from 'node:fs';
+import { existsSync, readdirSync, writeFileSync } from 'node:fs';
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
@@ -8,7 +8,7 @@ import type { Executor, ExecutorOptions } from '../../src/deploy/executor.ts';
 import type { Spawner } from '../../src/deploy/spawner.ts';
 import type { Workspaces } from '../../src/deploy/workspace.ts';
 import type { Deployment, DeploymentId, ProjectStatus } from '../../src/domain.ts';
-import { realEffects } from '../../src/effects.ts';
+import { type Effects, realEffects } from '../../src/effects.ts';
 import { isAlive } from '../../src/process-identity.ts';
 import type { OperationName } from '../../src/store/operations.ts';
 import type { Writer } from '../../src/store/writer.ts';
@@ -333,17 +333,20 @@ t.test('files are removed before the log and the end are recorded, which may nee
     if (name === 'deployments.finish' || name === 'logs.append') await until(() => files().length === 0);
     return await store.writer.write(name, input);
   };
+  const timeoutMs = 1;
+  const printed = join(temporaryDirectory(t), 'printed');
   const executor = testExecutor(
     t,
     { ...store, writer: { ...store.writer, write } },
-    { workspaces: testWorkspaces(t, { parent }) },
+    { workspaces: testWorkspaces(t, { parent }), effects: noticing(timeoutMs, () => existsSync(printed)) },
   );
   const id = await carriedOut(store, executor, { command: ['/bin/sh', '-c', 'echo text >file'] });
   t.match(store.reads.deployments.get(id), { status: 'succeeded' });
 
   // More than is gathered of a log that cannot be written: it blocks until its time is over.
-  const printing = ['/bin/sh', '-c', 'echo text >file; exec head -c 3000000 /dev/zero'] as const;
-  const blocked = await carriedOut(store, executor, { command: [...printing], timeoutMs: 200 });
+  const script = 'echo text >file; head -c 1150000 /dev/zero; touch "$0"; exec head -c 3000000 /dev/zero';
+  const command = ['/bin/sh', '-c', script, printed] as [string, ...string[]];
+  const blocked = await carriedOut(store, executor, { command, timeoutMs });
   t.match(store.reads.deployments.get(blocked), { status: 'failed', reason: 'timeout' });
   t.ok((store.reads.deployments.get(blocked)?.log_bytes ?? 0) > 1024 * 1024);
 });
@@ -511,6 +514,21 @@ t.test('a deployment claimed after the grace of a shutdown is stopped at once', 
 function service(t: Test, changes: Partial<ExecutorOptions> = {}): { store: TestStore; executor: Executor } {
   const store = testStore(t, realEffects);
   return { store, executor: testExecutor(t, store, changes) };
+}
+
+/** Real effects, but that the end of so many milliseconds is noticed only once this holds. */
+function noticing(ms: number, holds: () => boolean): Effects {
+  return {
+    ...realEffects,
+    after(delayMs, action) {
+      if (delayMs !== ms) return realEffects.after(delayMs, action);
+      let isCanceled = false;
+      void until(() => isCanceled || holds()).then(() => isCanceled || action());
+      return () => {
+        isCanceled = true;
+      };
+    },
+  };
 }
 
 /** On a clock that only `pass` moves. */
