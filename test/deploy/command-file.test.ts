@@ -2,6 +2,7 @@ import { spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import {
   chmodSync,
+  closeSync,
   copyFileSync,
   existsSync,
   mkdirSync,
@@ -263,6 +264,9 @@ const RISC_V = 243;
 
 t.test('a file that the kernel would not execute is not a program', ifNoOtherFormats, async (t) => {
   const path = join(temporaryDirectory(t), 'tool');
+  // Its own: the program opens it by its name, and stderr may be another user's.
+  const output = posix.pipe();
+  t.teardown(() => closeSync(output));
   const foreign = readFileSync('/bin/true');
   foreign.writeUInt16LE(RISC_V, 18);
   for (const content of [
@@ -277,7 +281,7 @@ t.test('a file that the kernel would not execute is not a program', ifNoOtherFor
     writeFileSync(path, content, { mode: 0o755 });
     const what = content.slice(0, 20).toString();
     t.strictSame(commandProblem(requestOf([path])), { kind: 'notAProgram', path }, what);
-    const program = { path, arguments: [path], environment: {}, directory: '/', output: 2 };
+    const program = { path, arguments: [path], environment: {}, directory: '/', output };
     t.strictSame(await posix.spawn(program), { code: 'ENOEXEC' }, 'so the kernel has it');
   }
   t.equal(commandProblem(requestOf([process.execPath])), undefined);
