@@ -1,5 +1,4 @@
-import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
-import { once } from 'node:events';
+import { spawnSync } from 'node:child_process';
 import {
   existsSync,
   mkdirSync,
@@ -10,9 +9,7 @@ import {
   utimesSync,
   writeFileSync,
 } from 'node:fs';
-import { watch } from 'node:fs/promises';
 import { join } from 'node:path';
-import { text } from 'node:stream/consumers';
 import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
 import { realEffects } from '../../src/effects.ts';
@@ -20,6 +17,7 @@ import { APPLICATION_ID, SCHEMA_VERSION } from '../../src/store/database.ts';
 import { busyWriter } from '../helpers/busy.ts';
 import { COMPILE_CACHE, MAIN, place, run } from '../helpers/cli.ts';
 import { childrenOf, until } from '../helpers/commands.ts';
+import { type Copying, copying } from '../helpers/copying.ts';
 import { changeFile } from '../helpers/files.ts';
 import { makeLarge } from '../helpers/large.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
@@ -219,9 +217,11 @@ t.test('a killed backup leaves no copy, and the next one removes the partial fil
   const { davit, directory, dbPath } = place(t);
   makeLarge(dbPath, 40);
   const backup = await backupUnderWay(t, directory);
-  // Its helper too, as a power cut would.
+  // Its helper too, as a power cut would: while that is killed, davit cannot tell.
   const helperIds = childrenOf(backup.child.pid);
-  for (const processId of [backup.child.pid ?? 0, ...helperIds]) process.kill(processId, 'SIGKILL');
+  backup.child.kill('SIGSTOP');
+  for (const processId of helperIds) process.kill(processId, 'SIGKILL');
+  backup.child.kill('SIGKILL');
   await backup.ended;
   t.equal(helperIds.length, 1);
   const left = readdirSync(directory).filter(isNoSideFile);
@@ -344,28 +344,9 @@ t.test('backup --help says to keep the copy safe, and --help hides internal comm
   t.notMatch((await run(['--help'])).stdout, /__file/);
 });
 
-interface Backup {
-  child: ChildProcess;
-  ended: Promise<unknown[]>;
-  stderr: Promise<string>;
-}
-
-/** `davit backup copy.db`, once it has written something. */
-async function backupUnderWay(t: Test, directory: string): Promise<Backup> {
-  const watching = watch(directory);
-  const child = spawn(process.execPath, [MAIN, 'backup', 'copy.db'], {
-    cwd: directory,
-    env: COMPILE_CACHE,
-    stdio: ['ignore', 'ignore', 'pipe'],
-  });
-  t.teardown(() => child.kill('SIGKILL'));
-  const backup = { child, ended: once(child, 'exit'), stderr: text(child.stderr) };
-  for await (const { filename } of watching) {
-    if (filename?.startsWith('.davit-partial-') !== true) continue;
-    const size = statSync(join(directory, filename), { throwIfNoEntry: false })?.size ?? 0;
-    if (size > 0) return backup;
-  }
-  throw new Error('the directory is not watched any more');
+/** `davit backup copy.db`, once the copy is made. */
+function backupUnderWay(t: Test, directory: string): Promise<Copying> {
+  return copying(t, directory, ['backup', 'copy.db']);
 }
 
 function openCopy(t: Test, path: string): Sqlite.Database {

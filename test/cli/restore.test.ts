@@ -1,5 +1,4 @@
-import { execFileSync, spawn, spawnSync } from 'node:child_process';
-import { once } from 'node:events';
+import { execFileSync, spawnSync } from 'node:child_process';
 import {
   chmodSync,
   copyFileSync,
@@ -16,14 +15,13 @@ import {
   watch,
   writeFileSync,
 } from 'node:fs';
-import { watch as watchFrom } from 'node:fs/promises';
 import { join } from 'node:path';
-import { text } from 'node:stream/consumers';
 import t, { type Test } from 'tap';
 import { copyDatabase } from '../../src/store/backup.ts';
 import { SCHEMA_VERSION } from '../../src/store/database.ts';
 import { busyWriter } from '../helpers/busy.ts';
 import { COMPILE_CACHE, MAIN, type Place, place, run } from '../helpers/cli.ts';
+import { copying } from '../helpers/copying.ts';
 import { changeFile, dumpFile } from '../helpers/files.ts';
 import { swapIndexes } from '../helpers/filled.ts';
 import { makeLarge } from '../helpers/large.ts';
@@ -367,17 +365,10 @@ t.test('a file that appears while restore copies is not replaced unasked', async
   const { davit, directory } = await withCopy(t);
   await davit(['admin', 'project', 'create', '--name', 'colleague', '--db', 'other.db']);
   const appeared = join(directory, 'new.db');
-  const child = spawn(process.execPath, [MAIN, 'restore', 'copy.db', '--db', 'new.db'], {
-    cwd: directory,
-    env: COMPILE_CACHE,
-    stdio: ['ignore', 'ignore', 'pipe'],
-  });
-  const stderr = text(child.stderr);
-  for await (const { filename } of watchFrom(directory)) {
-    if (filename?.startsWith('.davit-partial-') === true) break;
-  }
+  const { ended, stderr, goOn } = await copying(t, directory, ['restore', 'copy.db', '--db', 'new.db']);
   renameSync(join(directory, 'other.db'), appeared);
-  t.strictSame(await once(child, 'exit'), [2, null]);
+  goOn();
+  t.strictSame(await ended, [2, null]);
   t.match(await stderr, /give --yes/);
   t.match(dumpFile(appeared)['projects'], [{ name: 'colleague' }]);
   t.strictSame(keptIn(directory), []);
@@ -412,16 +403,9 @@ t.test('a restore that was interrupted or killed changes nothing', async (t) => 
     ['SIGHUP', [129, null]],
     ['SIGKILL', [null, 'SIGKILL']],
   ] as const) {
-    const child = spawn(process.execPath, [MAIN, 'restore', 'copy.db', '--yes'], {
-      cwd: directory,
-      env: COMPILE_CACHE,
-      stdio: ['ignore', 'ignore', 'pipe'],
-    });
-    for await (const { filename } of watchFrom(directory)) {
-      if (filename?.startsWith('.davit-partial-') === true) break;
-    }
+    const { child, ended } = await copying(t, directory, ['restore', 'copy.db', '--yes']);
     child.kill(signal);
-    t.strictSame(await once(child, 'exit'), ending);
+    t.strictSame(await ended, ending);
     t.strictSame(dump()['projects'], projects);
     t.strictSame(keptIn(directory), []);
   }
