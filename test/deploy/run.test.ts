@@ -1,5 +1,6 @@
-import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { readFile, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import t, { type Test } from 'tap';
 import { readOutputs } from '../../src/deploy/outputs.ts';
@@ -168,28 +169,47 @@ t.test('a command that exceeds its timeout is stopped', async (t) => {
 });
 
 t.test('a command silent for the idle timeout is stopped, and one that prints is not', async (t) => {
-  const silent = startRun(t, spawner, ['sh', '-c', 'echo one; sleep 1000'], { idleTimeoutMs: 50 });
+  const silent = startRun(t, spawner, ['sh', '-c', 'echo one; sleep 1000'], {
+    idleTimeoutMs: 50,
+    effects: standingUntil(() => silent.output() !== ''), // a busy machine may take longer to start it
+  });
   t.strictSame(await silent.outcome, { kind: 'idleTimedOut' });
   t.equal(silent.output(), 'one\n');
 
+  let nowMs = 0;
   const talking = startRun(
     t,
     spawner,
     ['sh', '-c', 'for i in 1 2 3 4 5 6 7 8; do sleep 0.2; echo $i; done'],
     {
       idleTimeoutMs: 1_400,
+      // By this clock it prints once a second, however long it takes.
+      effects: { ...realEffects, monotonicMs: () => nowMs },
+      async onOutput() {
+        nowMs += 1_000;
+      },
     },
   );
   t.strictSame(await talking.outcome, { kind: 'exited', exitCode: 0 });
+  t.ok(nowMs > 1_400);
 });
 
 t.test('a command that printed while davit itself was delayed is not idle', async (t) => {
-  const script = 'for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18; do echo $i; sleep 0.1; done';
-  const command = startRun(t, spawner, ['sh', '-c', script], { idleTimeoutMs: 500 });
+  let delayedMs = 0;
+  const later = join(temporaryDirectory(t), 'later');
+  const script =
+    'for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.1; done; echo more; echo >"$LATER"; sleep 1';
+  const command = startRun(t, spawner, ['sh', '-c', script], {
+    environment: { PATH, LATER: later },
+    idleTimeoutMs: 500,
+    effects: { ...realEffects, monotonicMs: () => delayedMs },
+  });
   // After the first look at how long it was silent.
   await command.printed('8');
   await nextTurn();
   realEffects.block(700);
+  while (!existsSync(later)) realEffects.block(10);
+  delayedMs = 700;
   t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
 });
 
@@ -198,21 +218,35 @@ t.test('a command blocked on its output is not idle', async (t) => {
   const idleTimeoutMs = 200;
   const taken = Promise.withResolvers<void>();
   let offeredAtMs = Number.POSITIVE_INFINITY;
+  const effects = standingUntil(() => offeredAtMs < Number.POSITIVE_INFINITY);
   const command = startRun(t, spawner, ['sh', '-c', 'echo one; read line <"$GATE"'], {
     environment: { PATH, GATE: gate },
     idleTimeoutMs,
+    effects,
     onOutput() {
-      offeredAtMs = realEffects.monotonicMs();
+      offeredAtMs = effects.monotonicMs();
       return taken.promise;
     },
   });
   const { processId } = await command.started;
-  await until(() => realEffects.monotonicMs() > offeredAtMs + 2 * idleTimeoutMs);
+  await until(() => effects.monotonicMs() > offeredAtMs + 2 * idleTimeoutMs);
   await writeFile(gate, 'go\n');
   await until(() => processIdentity(processId) === undefined);
   taken.resolve();
   t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
 });
+
+/** Real effects with a monotonic clock that begins to go once this holds. */
+function standingUntil(holds: () => boolean): Effects {
+  let beganAtMs: number | undefined;
+  return {
+    ...realEffects,
+    monotonicMs() {
+      if (beganAtMs === undefined && holds()) beganAtMs = realEffects.monotonicMs();
+      return beganAtMs === undefined ? 0 : realEffects.monotonicMs() - beganAtMs;
+    },
+  };
+}
 
 t.test('a command that ignores SIGTERM gets SIGKILL after the grace', async (t) => {
   const command = startRun(t, spawner, [fixture('ignores-sigterm')], { killGraceMs: 100 });

@@ -72,13 +72,16 @@ export function startRun(
   t: Test,
   spawner: Spawner,
   command: readonly [string, ...string[]],
-  changes: Partial<RunRequest> & { onOutput?: (bytes: Uint8Array) => Promise<void> } = {},
+  changes: Partial<RunRequest> & {
+    onOutput?: (bytes: Uint8Array) => Promise<void>;
+    effects?: Effects;
+  } = {},
 ): TestRun {
   const deploymentId = newDeploymentId();
   const started = Promise.withResolvers<ProcessIdentity>();
   const waiting = new Set<() => void>();
   let bytes = Buffer.alloc(0);
-  const { onOutput, ...request } = changes;
+  const { onOutput, effects = realEffects, ...request } = changes;
   const running = run(
     {
       deploymentId,
@@ -92,7 +95,7 @@ export function startRun(
     },
     {
       spawner,
-      effects: realEffects,
+      effects,
       onStarted: async (identity) => started.resolve(identity),
       async onOutput(piece) {
         if (onOutput !== undefined) return await onOutput(piece);
