@@ -250,6 +250,16 @@ t.test('a migration that was stopped or killed leaves the file as it was and can
   }
 });
 
+t.test('the process that migrates for a davit that has ended leaves the file as it was', async (t) => {
+  const { older, directory, dbPath, before } = await olderFile(t);
+  const nobody = '0'; // no process that could have asked for it
+  t.match(await older(['__file', 'migrate', dbPath, dbPath, nobody]), {
+    stdout: /^\{"kind":"failed",.*the davit that asked for this has ended/,
+  });
+  t.strictSame(readdirSync(directory), [basename(dbPath)]);
+  t.strictSame(dumpFile(dbPath), before);
+});
+
 t.test('a migration that was stopped when all was committed keeps the copy', async (t) => {
   const { directory, dbPath, before } = await olderFile(t);
   const { child, stderr } = await migrationUnderWay(t, directory, ['admin', 'migrate'], 'commits');
