@@ -49,6 +49,18 @@ t.test('a change before next() is called is told by that call, and by it alone',
   t.equal(await waiting, 'timedOut');
 });
 
+t.test('a change is told at once also after the time of an earlier wait', async (t) => {
+  const { effects, store, watches, ids } = await setUp(t);
+  const watch = watches.open(ids, KEY);
+  const earlier = watch.next(1_000);
+  await store.writer.write('deployments.cancel', { id: ids[0] });
+  t.equal(await earlier, 'changed');
+  const waiting = watch.next(60_000);
+  effects.advance(1_000);
+  await store.writer.write('deployments.cancel', { id: ids[1] });
+  t.equal(await Promise.race([waiting, nextTurn('still waits')]), 'changed');
+});
+
 t.test('every next() of a closed watch gives closed', async (t) => {
   const { store, watches, ids } = await setUp(t);
   const watch = watches.open(ids, KEY);
