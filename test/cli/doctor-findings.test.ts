@@ -84,8 +84,8 @@ t.test('doctor names each problem and what to do about it', async (t) => {
       /^register it again with another key, then davit admin webhook delete whk_1$/,
     ],
     [
-      'deliveries that are long overdue',
-      webhook('status', "'enabled'") + delivery,
+      'deliveries that are long overdue, of a webhook that failed when the service ended',
+      webhook('status, failing_since', `'enabled', ${hourAgo + HOUR_MS / 2}`) + delivery,
       'webhooks',
       /^whk_1 is behind with 1 delivery, the first due since 20\S+Z$/,
       /^davit serve$/,
@@ -177,8 +177,18 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
     INSERT INTO attempts VALUES ('dlv_1', 1, 1, NULL, 'connection_refused', 1, NULL, NULL, 'schedule');`;
   const keyEnds = (at: number, lifeMs = 90 * 24 * HOUR_MS) =>
     `UPDATE keys SET created_at = ${at - lifeMs}, expires_at = ${at};`;
+  const keyLike = (id: string, endsLaterMs: number) => `
+    INSERT INTO keys (id, name, scopes, all_projects, created_at, expires_at)
+    SELECT '${id}', 'another', scopes, 1, created_at, expires_at + ${endsLaterMs} FROM keys LIMIT 1;`;
   const none = null;
-  const cases: [sql: string, servedBy: number | null, check: string, level: string, message: RegExp][] = [
+  const cases: [
+    sql: string,
+    servedBy: number | null,
+    check: string,
+    level: string,
+    message: RegExp,
+    advice?: RegExp,
+  ][] = [
     [
       deployment('dpl_1', 'running', hourAgo, living),
       none,
@@ -246,6 +256,7 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
       'webhooks',
       'note',
       /^whk_1 is disabled \(disabled by the administrator\), with 1 delivery held for it$/,
+      /^davit admin webhook enable whk_1; or davit admin webhook delete whk_1$/,
     ],
     [
       webhook('whk_1', 'disabled') + delivery(hourAgo) + reason('disabled through the API'),
@@ -260,6 +271,7 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
       'webhooks',
       'problem',
       /^whk_1 is disabled \(every delivery failed for 5 days\), with 1 delivery held for it$/,
+      /^fix the receiver, then davit admin webhook enable whk_1; or /,
     ],
     [keyEnds(nowMs - 1) + webhook('whk_1', 'disabled'), none, 'webhooks', 'note', /^whk_1 is disabled$/],
     [
@@ -277,7 +289,14 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
       /^whk_1 has been failing since/,
     ],
     [webhook('whk_1', 'enabled') + delivery(fiveMinutesAgo), none, 'webhooks', 'ok', /^1 of them, none/],
-    [webhook('whk_1', 'enabled') + delivery(hourAgo), own.processId, 'webhooks', 'problem', /^whk_1 is behi/],
+    [
+      webhook('whk_1', 'enabled') + delivery(hourAgo),
+      own.processId,
+      'webhooks',
+      'problem',
+      /^whk_1 is behind/,
+      /^its receiver is too slow for its events, or davit serve needs a restart$/,
+    ],
     [
       webhook('whk_1', 'enabled', nowMs - 1_800_000) + delivery(hourAgo) + refusal,
       own.processId,
@@ -314,11 +333,11 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
     [keyEnds(nowMs + 13 * 24 * HOUR_MS), none, 'keys', 'problem', /^key ci \(key_\w+\) expires at 20\S+Z$/],
     [keyEnds(nowMs + 15 * 24 * HOUR_MS), none, 'keys', 'ok', /^1 of them/],
     [
-      keyEnds(nowMs + HOUR_MS, 3 * HOUR_MS),
+      keyEnds(nowMs + HOUR_MS, 3 * HOUR_MS) + keyLike('key_2', -1) + keyLike('key_3', 2),
       none,
       'keys',
       'ok',
-      /^1 of them, the first to expire is key ci \(.+\), at 20\S+Z$/,
+      /^3 of them, the first to expire is key another \(key_2\), at 20\S+Z$/,
     ],
     [
       keyEnds(nowMs + HOUR_MS, 5 * HOUR_MS),
@@ -329,7 +348,7 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
     ],
     [`UPDATE keys SET revoked_at = 1;${keyEnds(nowMs + HOUR_MS)}`, none, 'keys', 'ok', /^0 of them/],
   ];
-  for (const [sql, servedBy, check, level, message] of cases) {
+  for (const [sql, servedBy, check, level, message, advice = /^/] of cases) {
     const there = await withProject(t);
     changeFile(there.dbPath, sql);
     const release = servedBy === null ? () => {} : servedSince(there.dbPath, hourAgo - HOUR_MS, servedBy);
@@ -339,6 +358,7 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
     t.match(found, [{ level, message }], String(message));
     t.equal(found.length, 1, String(message));
     t.equal(found[0]?.advice === null, level === 'ok' || /disabled\$/.test(String(message)));
+    t.match(found[0]?.advice ?? '', advice);
   }
 });
 
