@@ -289,15 +289,20 @@ t.test('those that were refused, and send a body for ever, keep nobody out', asy
   t.match(await slow[0]?.closed, /100 Continue\r\n\r\n$/);
 });
 
-t.test('a refused connection gets no place any more, and gives way whatever else comes on it', async (t) => {
+/** Connects to a listener with one place, without a network; `request` begins one on the connection. */
+function withOnePlace(effects = fakeEffects()) {
   const listener = createServer();
-  const places = createConnectionPlaces(listener, 1, fakeEffects(), pino({ enabled: false }));
-  const connect = () => {
+  const places = createConnectionPlaces(listener, 1, effects, pino({ enabled: false }));
+  return () => {
     const socket = new Socket();
     listener.emit('connection', socket);
     const connection = places.of(socket);
     return { socket, request: () => connection.begin(new IncomingMessage(socket)), ...connection };
   };
+}
+
+t.test('a refused connection gets no place any more, and gives way whatever else comes on it', async (t) => {
+  const connect = withOnePlace();
   const [first, refused] = [connect(), connect()];
   first.request();
   t.equal(first.takePlace(), true);
@@ -312,6 +317,41 @@ t.test('a refused connection gets no place any more, and gives way whatever else
     [refused, next, last].map(({ socket }) => socket.destroyed),
     [true, false, false],
   );
+});
+
+t.test('a connection that was closed before its request is carried out keeps no place', async (t) => {
+  const connect = withOnePlace();
+  const gone = connect();
+  gone.request();
+  gone.socket.destroy();
+  await once(gone.socket, 'close');
+  gone.takePlace();
+  gone.request();
+  const next = connect();
+  next.request();
+  t.equal(next.takePlace(), true);
+});
+
+t.test('a connection that gave way does not do so again in place of one that is there', (t) => {
+  const effects = fakeEffects();
+  const connect = withOnePlace(effects);
+  const first = connect();
+  first.request();
+  first.takePlace();
+  first.rest();
+  const second = connect();
+  second.request();
+  t.equal(second.takePlace(), true);
+  t.equal(first.socket.destroyed, true);
+  first.request(); // it had been read already
+  second.rest();
+  second.request();
+  effects.advance(1_000);
+  const third = connect();
+  third.request();
+  t.equal(third.takePlace(), true);
+  t.equal(second.socket.destroyed, true);
+  t.end();
 });
 
 t.test('a stop lets clients take the answers that davit has given before', async (t) => {
