@@ -19,13 +19,20 @@ const one = (id: WebhookId) => `/v2/webhooks/${id}`;
 const rotate = (id: WebhookId) => `/v2/webhooks/${id}/rotate`;
 const ping = (id: WebhookId) => `/v2/webhooks/${id}/ping`;
 
-const REFUSALS: Refusal<WebhookId, 'owner' | 'reader' | 'stranger'>[] = [
+const REFUSALS: Refusal<WebhookId, 'owner' | 'reader' | 'writer' | 'stranger'>[] = [
   {
     name: 'a list without a key',
     method: 'GET',
     path: () => '/v2/webhooks',
     key: 'nobody',
     expected: { status: 401, code: 'unauthorized' },
+  },
+  {
+    name: 'a list without the scope',
+    method: 'GET',
+    path: () => '/v2/webhooks',
+    key: 'writer',
+    expected: forbidden,
   },
   {
     name: 'a list with an unknown parameter',
@@ -69,6 +76,7 @@ const REFUSALS: Refusal<WebhookId, 'owner' | 'reader' | 'stranger'>[] = [
     expected: malformed(['description', 'must be at most 256 characters']),
   },
 
+  { name: 'a webhook without the scope', method: 'GET', path: one, key: 'writer', expected: forbidden },
   { name: 'a webhook of another key', method: 'GET', path: one, key: 'stranger', expected: missing },
   {
     name: 'an unknown webhook',
@@ -509,9 +517,10 @@ async function service(t: Test, effects: FakeEffects = fakeEffects()) {
       ),
     ],
   });
-  const keys: Record<'owner' | 'reader' | 'stranger', TestKey> = {
+  const keys: Record<'owner' | 'reader' | 'writer' | 'stranger', TestKey> = {
     owner: await store.key({ scopes: ['webhooks:read', 'webhooks:write'] }),
     reader: await store.key({ scopes: ['webhooks:read'] }),
+    writer: await store.key({ scopes: ['webhooks:write'] }),
     stranger: await store.key(),
   };
   return { http: port, store, receiver, keys } satisfies { store: TestStore } & Record<string, unknown>;
