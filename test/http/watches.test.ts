@@ -1,8 +1,12 @@
+import { once } from 'node:events';
+import { IncomingMessage, ServerResponse } from 'node:http';
+import { Socket } from 'node:net';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import t, { type Test } from 'tap';
 import type { DeploymentId, KeyId } from '../../src/domain.ts';
-import { createWatches } from '../../src/http/watches.ts';
+import { closeWithResponse, createWatches } from '../../src/http/watches.ts';
 import { logChange } from '../../src/store/context.ts';
+import { giveUpReading } from '../../src/unread.ts';
 import { startDeploymentsHttp } from '../helpers/deploying.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { rawRequest } from '../helpers/http.ts';
@@ -72,6 +76,32 @@ t.test('every next() of a closed watch gives closed', async (t) => {
   t.equal(watches.size(), 0);
   await store.writer.write('deployments.cancel', { id: ids[0] });
   t.equal(await watch.next(0), 'closed');
+});
+
+t.test('a watch ends once answered or its client is read no more, also if that was before', async (t) => {
+  const { watches, ids } = await setUp(t);
+  const responseOn = (socket: Socket) => new ServerResponse(new IncomingMessage(socket));
+  const waitWith = (res: ServerResponse) => {
+    const watch = watches.open(ids, KEY);
+    closeWithResponse(watch, { raw: { req: res.req, res } });
+    return Promise.race([watch.next(60_000), nextTurn('waits')]);
+  };
+  const socket = new Socket({ allowHalfOpen: true });
+  const listeners = socket.listenerCount('end');
+  const answered = responseOn(socket);
+  const waiting = waitWith(answered);
+  answered.destroy();
+  t.equal(await waiting, 'closed');
+  t.equal(await waitWith(answered), 'closed');
+  t.equal(socket.listenerCount('end'), listeners, 'nothing is left on the connection');
+
+  const other = new Socket({ allowHalfOpen: true });
+  for (const connection of [socket, other]) t.equal(await waitWith(responseOn(connection)), 'waits');
+  socket.resume().push(null);
+  await once(socket, 'end');
+  giveUpReading(other);
+  t.equal(watches.size(), 0);
+  for (const connection of [socket, other]) t.equal(await waitWith(responseOn(connection)), 'closed');
 });
 
 t.test('when the service stops, all watches are closed and no new one is opened', async (t) => {
