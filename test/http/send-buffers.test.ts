@@ -15,14 +15,26 @@ import { openapi } from '../../src/http/openapi.ts';
 import { createSendBufferLimit } from '../../src/http/send-buffers.ts';
 import { collectGarbage } from '../../src/memory.ts';
 import { until } from '../helpers/commands.ts';
-import { fakeEffects } from '../helpers/effects.ts';
-import { connectRaw, parseResponses, type RawConnection, rawRequest, startHttp } from '../helpers/http.ts';
+import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
+import {
+  connectRaw,
+  followRaw,
+  parseResponses,
+  type RawConnection,
+  rawRequest,
+  startHttp,
+} from '../helpers/http.ts';
 
 /** More than the kernel buffers for a client that reads nothing. */
 const LARGE_BYTES = 32 * 1024 * 1024;
 
 /** About as much as a page of 200 deployments. */
 const PAGE_BYTES = 1024 * 1024;
+
+const LOCALHOST = {
+  chain: readFileSync(`${import.meta.dirname}/../fixtures/tls/localhost.pem`, 'utf8'),
+  key: readFileSync(`${import.meta.dirname}/../fixtures/tls/localhost.key`, 'utf8'),
+};
 
 const large: Plugin<void> = {
   name: 'large',
@@ -99,17 +111,43 @@ t.test(
     const { secret: other } = await store.key();
     const { secret: reader } = await store.key();
     const unread = [await asked(port, hoarder), await asked(port, other)];
-    // Until the kernel has taken what it takes of them.
-    for (let turn = 0; turn < 50; turn++) {
-      effects.advance(5_000);
-      await nextTurn();
-    }
+    await untilKernelIsFull(effects);
     const oldestRead = await asked(port, reader);
     const read = [await asked(port, reader), await asked(port, reader), await asked(port, reader)];
     for (const cut of unread) t.ok((await taken(cut)).length < LARGE_BYTES);
     read.push(await asked(port, reader));
     t.ok((await taken(oldestRead)).length < LARGE_BYTES, 'of those that read');
     for (const whole of await Promise.all(read.map(taken))) t.ok(whole.endsWith('x'.repeat(LARGE_BYTES)));
+  },
+);
+
+t.test(
+  'of those that seem not to read, over TLS too, the oldest that still does not is cut off',
+  async (t) => {
+    const effects = fakeEffects();
+    const { port, store } = await startHttp(t, {
+      effects,
+      resources: () => [large],
+      sendBufferMaxBytes: 3 * LARGE_BYTES,
+      tls: LOCALHOST,
+    });
+    const { secret } = await store.key();
+    const askedOne = async (key?: string) => {
+      const socket = connectTls({ port, host: '127.0.0.1', rejectUnauthorized: false });
+      const connection = await asked(port, key, followRaw(socket));
+      effects.advance(1); // the next one is later
+      return connection;
+    };
+    const [patient, unread, younger] = [await askedOne(secret), await askedOne(), await askedOne(secret)];
+    await untilKernelIsFull(effects);
+    const readOn = patient.received('x'.repeat(LARGE_BYTES / 2));
+    patient.socket.resume();
+    await readOn;
+    patient.socket.pause();
+    const latest = await askedOne(secret);
+    t.ok((await taken(unread)).length < LARGE_BYTES);
+    for (const whole of await Promise.all([patient, younger, latest].map(taken)))
+      t.ok(whole.endsWith('x'.repeat(LARGE_BYTES)));
   },
 );
 
@@ -152,11 +190,6 @@ function threeTimes(path: string): string {
   return `${request}\r\n${request}\r\n${request}Connection: close\r\n\r\n`;
 }
 
-const LOCALHOST = {
-  chain: readFileSync(`${import.meta.dirname}/../fixtures/tls/localhost.pem`, 'utf8'),
-  key: readFileSync(`${import.meta.dirname}/../fixtures/tls/localhost.key`, 'utf8'),
-};
-
 setFlagsFromString('--expose-gc');
 const collect: NodeJS.GCFunction = runInNewContext('gc');
 
@@ -181,9 +214,17 @@ t.test('answers that were read are freed by minor garbage collections', async (t
   t.ok(grownBytes < 5e6, `${grownBytes} of the ${200 * 8 * 2_000 * 8} that they took`);
 });
 
+/** Until the kernel has taken what it takes of answers that nobody reads, and two looks have seen that. */
+async function untilKernelIsFull(effects: FakeEffects): Promise<void> {
+  for (let turn = 0; turn < 50; turn++) {
+    effects.advance(5_000);
+    await nextTurn();
+  }
+}
+
 /** A client that has read the beginning of its answer, and paused. */
-async function asked(port: number, key?: string): Promise<RawConnection> {
-  const connection = await connectRaw(port);
+async function asked(port: number, key?: string, connected = connectRaw(port)): Promise<RawConnection> {
+  const connection = await connected;
   connection.send(getLarge(key));
   await once(connection.socket, 'data');
   connection.socket.pause();
