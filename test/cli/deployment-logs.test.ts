@@ -71,16 +71,23 @@ t.test(
   },
 );
 
-t.test('bytes dropped before a follower reached them are marked by a line', async (t) => {
+t.test('bytes dropped before a follower reached them are marked by a line of their own', async (t) => {
   const there = place(t);
   const id = await runningWithLog(there, Buffer.from('one'));
   const follower = follow(there, id);
   await follower.said('one');
-  const dropped = { dropTailBefore: 9, headBytes: 0 };
-  await inFile(there, ({ writer }) =>
-    writer.write('logs.append', { ...append(id, Buffer.from('three'), 9), ...dropped }),
-  );
-  await follower.said('one\n[davit: 6 bytes left out]\nthree');
+  const appendAfterGap = (text: string, start: number) =>
+    inFile(there, ({ writer }) =>
+      writer.write('logs.append', {
+        ...append(id, Buffer.from(text), start),
+        dropTailBefore: start,
+        headBytes: 0,
+      }),
+    );
+  await appendAfterGap('three\n', 9);
+  await follower.said('one\n[davit: 6 bytes left out]\nthree\n');
+  await appendAfterGap('five', 20);
+  await follower.said('one\n[davit: 6 bytes left out]\nthree\n[davit: 5 bytes left out]\nfive');
   follower.child.kill();
   await follower.exitCode;
 });
