@@ -30,6 +30,7 @@ export interface Metrics {
   url: string;
   /** Call this when a request to the API is over. */
   onAnswer(request: AnsweredRequest): void;
+  /** From the call on, nothing is read of the database any more. */
   close(): Promise<void>;
 }
 
@@ -60,8 +61,6 @@ export async function startMetrics(options: MetricsOptions): Promise<Metrics> {
       closed = true;
       await listener.close();
       await lagLoop.stop();
-      // A scrape reads the database, which is closed next.
-      await scraping?.catch(() => undefined);
     },
   };
 
@@ -77,7 +76,7 @@ export async function startMetrics(options: MetricsOptions): Promise<Metrics> {
     const isWanted = () => !closed;
     await endings.catchUp(isWanted);
     const due = await dueMetrics(reads, effects.now(), isWanted);
-    if (closed) throw new Error('the service has stopped');
+    if (closed) throw new Error('the service has stopped'); // and the database may be closed
     return exposition([
       readMetric('gauge', { name: 'davit_build_info', help: 'Always 1; the labels tell the versions.' }, [
         { labels: { version, node: process.versions.node }, value: 1 },

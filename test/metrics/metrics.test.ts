@@ -1,7 +1,11 @@
 import { writeFileSync } from 'node:fs';
+import { setImmediate as nextTurn } from 'node:timers/promises';
+import { pino } from 'pino';
 import t from 'tap';
 import { realEffects } from '../../src/effects.ts';
+import { startMetrics } from '../../src/metrics/metrics.ts';
 import { namedPipe, until } from '../helpers/commands.ts';
+import { connectRaw } from '../helpers/http.ts';
 import { movedOf, parseMetrics, type Scrape } from '../helpers/metrics.ts';
 import { startReceiver, status } from '../helpers/receiver.ts';
 import { newDeployment, testStore } from '../helpers/store.ts';
@@ -133,6 +137,49 @@ t.test('metrics are served until davit has stopped', async (t) => {
     await scrapes,
     Array.from({ length: 20 }, () => ({ reason: { message: /fetch failed|terminated/ } })),
   );
+});
+
+t.test('scrapes at the same time are one, which reads nothing any more once it is stopped', async (t) => {
+  const store = testStore(t, realEffects);
+  const reads = { begun: 0, steps: 0, last: 0 };
+  const { gauges } = store.reads;
+  let isMore = true;
+  t.teardown(() => {
+    isMore = false;
+  });
+  const step = () => {
+    reads.steps += 1;
+    return isMore;
+  };
+  const endless: typeof gauges = {
+    ...gauges,
+    beginDueCount(nowMs) {
+      reads.begun += 1;
+      return { ...gauges.beginDueCount(nowMs), step };
+    },
+    unfinished() {
+      reads.last += 1;
+      return gauges.unfinished();
+    },
+  };
+  const metrics = await startMetrics({
+    listen: METRICS_ON.metricsListen,
+    reads: { ...store.reads, gauges: endless },
+    dbPath: store.path,
+    metrics: [],
+    commandSlots: 1,
+    effects: realEffects,
+    logger: pino({ level: 'silent' }),
+  });
+  const { send } = await connectRaw(metrics.listen.port);
+  send('GET /metrics HTTP/1.1\r\nHost: d\r\n\r\n'.repeat(3));
+  await until(() => reads.steps > 0);
+  const closed = metrics.close();
+  const before = { ...reads };
+  await closed;
+  for (let turn = 0; turn < 3; turn++) await nextTurn();
+  t.match(reads, before);
+  t.match(before, { begun: 1, last: 0 });
 });
 
 t.test('a deployment that a crash interrupted is in the first scrape', async (t) => {
