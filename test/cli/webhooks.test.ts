@@ -61,6 +61,7 @@ t.test('webhooks are listed with their backlog and shown without their secrets',
   );
   t.match(show.stdout, /^status +disabled: disabled by the administrator$/m);
   t.match(show.stdout, /^held +2$/m);
+  t.notMatch(show.stdout, /^(?:pending|next attempt) /m);
   t.match(show.stdout, /^description +status page$/m);
   for (const { stdout } of [list, show]) t.notMatch(stdout, /whsec_/);
   t.notMatch(JSON.stringify([listed, shown]), /whsec_/);
@@ -106,7 +107,7 @@ t.test('a webhook whose key has expired is listed and shown as one that gets no 
   t.match(list.stdout, new RegExp(`^${id} +https://one\\.test/ +key expired +ci `, 'm'));
   t.match(show.stdout, /^new events +none: its key expired at 2026-11-21T08:00:00\.000Z$/m);
   t.match(shown, { status: 'enabled', created_by: { expires_at: '2026-11-21T08:00:00.000Z' } });
-  await there.davit(webhook('disable', id));
+  t.match(await there.davit(webhook('disable', id)), { stdout: /is disabled\n$/, stderr: '' });
   t.match(
     (await there.davit(webhook('list'))).stdout,
     new RegExp(`^${id} +https://one\\.test/ +disabled `, 'm'),
@@ -137,7 +138,7 @@ t.test('enable and disable say what becomes of pending deliveries', async (t) =>
     stdout: /is disabled; 1 delivery will be held until it is enabled\n$/,
     stderr: '',
   });
-  t.match(await say('disable'), { stdout: /is already disabled\n$/ });
+  t.match(await say('disable'), { stdout: /is already disabled\n$/, stderr: '' });
   t.match(there.dump()['webhooks'], [{ status: 'disabled', status_reason: 'disabled by the administrator' }]);
   t.match(await say('enable'), {
     stdout: /is enabled; 1 delivery held for it will be sent now\n$/,
@@ -159,8 +160,10 @@ t.test('a delivery that waits for a retry is due once its webhook is enabled', a
   await deploy(there, 1);
   await failOnce(there, id);
   await there.davit(webhook('disable', id));
-  await there.davit(webhook('enable', id));
-  t.match(await there.json<WebhookBacklog>(webhook('show', id)), { pending_count: 1, due_count: 1 });
+  t.match(await there.json(webhook('enable', id)), { id, status: 'enabled', due_count: 1 });
+  const { stdout } = await there.davit(webhook('show', id));
+  t.match(stdout, /^pending +1, 1 of them due$/m);
+  t.match(stdout, /^next attempt +20\S+Z$/m, 'not now: no service runs to make it');
 });
 
 t.test('a webhook whose receiver fails is listed with what it answered', async (t) => {
@@ -171,13 +174,27 @@ t.test('a webhook whose receiver fails is listed with what it answered', async (
   const { stdout } = await there.davit(webhook('list'));
   t.match(stdout, /^ID +URL +STATUS +WAITING +LAST FAILURE +FAILED +LAST ERROR +KEY /);
   t.match(stdout, new RegExp(`^${id} +https://one\\.test/ +enabled +1 +\\S+Z +1× +500 +ci `, 'm'));
+  const shown = await there.davit(webhook('show', id));
+  for (const line of [
+    /^last success +never$/m,
+    /^last failure +20\S+Z/m,
+    /^failing since +20\S+Z/m,
+    /^failures in a row +1$/m,
+    /^pending +1, 0 of them due$/m,
+    /^next attempt +20\S+Z/m,
+    /^last error +500$/m,
+  ])
+    t.match(shown.stdout, line);
+  t.notMatch(shown.stdout, /^held /m);
 });
 
 t.test('deleting a webhook needs --yes and is final', async (t) => {
   const there = await file(t);
   const { id, signing_secret } = await register(there, 'https://one.test/');
+  const other = await register(there, 'https://other.test/');
   await deploy(there, 3);
   t.match(await there.refused(webhook('delete', id)), { exitCode: 2, message: /give --yes/ });
+  t.match(await there.json(webhook('delete', other.id, '--yes')), { id: other.id, pending_count: 3 });
   t.match(await there.davit(webhook('delete', id, '--yes')), {
     stdout: /^webhook whk_\w+ .* is deleted\n$/,
     exitCode: 0,
