@@ -5,7 +5,7 @@ import { resolveDeployment } from '../../src/cli/names.ts';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
 import { follow, inFile, scriptProject } from '../helpers/administration.ts';
 import { COMPILE_CACHE, MAIN, type Place, place } from '../helpers/cli.ts';
-import { endOf, newDeployment } from '../helpers/store.ts';
+import { endOf, newDeployment, PROJECT } from '../helpers/store.ts';
 import { needsTerminal, onTerminal, shownBy } from '../helpers/terminal.ts';
 
 const logsOf = (id: string, ...options: string[]) => ['admin', 'deployment', 'logs', id, ...options];
@@ -39,6 +39,8 @@ t.test('on a terminal, a log keeps only its colours', needsTerminal, async (t) =
   const { shown, exitCode } = onTerminal(there, logsOf(id));
   t.equal(exitCode, 0);
   t.equal(shown, '\u001b[32mgrün\u001b[0m\t\\x1b[2J\\x1b]0;title\\x07\\x9b1m\nend\u001b[0m\n');
+  const followed = onTerminal(there, logsOf(id, '--follow')).shown;
+  t.equal(followed, `${shown}deployment ${id} of main: succeeded\n`);
   const plain = onTerminal(there, logsOf(id), { env: { NO_COLOR: '1' } });
   t.equal(plain.shown, 'grün\t\\x1b[2J\\x1b]0;title\\x07\\x9b1m\nend\n');
 });
@@ -92,12 +94,20 @@ t.test('bytes dropped before a follower reached them are marked by a line of the
   await follower.exitCode;
 });
 
-t.test('a deployment that has ended meanwhile is not said to wait for another system', async (t) => {
+t.test('another system is said to carry out what davit does not run, unless it has ended', async (t) => {
   const there = place(t);
   const id = await withLog(there, Buffer.alloc(0));
   await inFile(there, async (store) => {
     const ended = resolveDeployment(store, id);
     t.equal(whyItMayTake({ ...ended, status: 'running' }, store, true), undefined);
+    const { id: elsewhere } = await store.writer.write('projects.create', {
+      ...PROJECT,
+      name: 'other',
+      command: null,
+    });
+    const reported = await store.writer.write('deployments.create', newDeployment(elsewhere));
+    const running = { ...resolveDeployment(store, reported.id), status: 'running' as const };
+    t.match(whyItMayTake(running, store, true), /another system/);
   });
 });
 
