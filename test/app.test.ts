@@ -11,6 +11,7 @@ import { RETRY_AFTER_MS } from '../src/store/writer.ts';
 import { PATH, until } from './helpers/commands.ts';
 import { connectRaw, parseResponses } from './helpers/http.ts';
 import { limitOpenFiles } from './helpers/limits.ts';
+import { ifMayServeDns, runWithAddress } from './helpers/namespaces.ts';
 import { ifHas } from './helpers/programs.ts';
 import { startReceiver } from './helpers/receiver.ts';
 import { newDeployment, PROJECT, temporaryDirectory } from './helpers/store.ts';
@@ -243,6 +244,14 @@ t.test('a service whose database file was moved away is not ready', async (t) =>
   while (answer.status === 200) answer = await readyz();
   t.match(await answer.json(), { error: { message: /was moved, removed or replaced/ } });
   renameSync(`${dbPath}.elsewhere`, dbPath);
+});
+
+t.test('webhooks reach neither the service at a public address nor its metrics', ifMayServeDns, (t) => {
+  const address = '93.184.216.34'; // on a network of its own, so that nothing is sent to it
+  const fixture = join(import.meta.dirname, 'fixtures/own-addresses.ts');
+  const { stdout } = runWithAddress(address, process.execPath, fixture, temporaryDirectory(t), address);
+  t.strictSame(JSON.parse(stdout), ['address_refused', 'address_refused', null]);
+  t.end();
 });
 
 /** As if the recovery had been waited for long enough at once; its writes are tried again at once. */

@@ -19,7 +19,7 @@ export function runInNamespace(...words: string[]) {
 /** Options of unshare(1) for a network with nothing but a loopback, and mounts that nobody else sees. */
 const OWN_NETWORK = ['--map-root-user', '--mount', '--net'];
 
-/** For tests that need a DNS server of their own. */
+/** For tests that need a DNS server, or an address, of their own. */
 export const ifMayServeDns =
   spawnSync('unshare', [...OWN_NETWORK, 'ip', 'link', 'set', 'lo', 'up']).status === 0
     ? {}
@@ -36,4 +36,12 @@ export function runWithOwnDns(directory: string, hosts: string, ...words: string
     exec "$@"`;
   const shell = ['sh', '-euc', script, directory, ...words];
   return spawnSync('unshare', [...OWN_NETWORK, ...shell], { encoding: 'utf8' });
+}
+
+/** Runs a program on a machine with this address besides those of its loopback, and gives what it printed. */
+export function runWithAddress(address: string, ...words: string[]) {
+  const script = 'ip link set lo up; ip addr add "$0/32" dev lo; exec "$@"';
+  return spawnSync('unshare', [...OWN_NETWORK, 'sh', '-euc', script, address, ...words], {
+    encoding: 'utf8',
+  });
 }
