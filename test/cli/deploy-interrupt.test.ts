@@ -79,6 +79,30 @@ t.test('once the deployment has ended, no answer to its cancellation is awaited'
   );
 });
 
+t.test('a failed deployment is exit code 1, also while its cancellation is not answered yet', async (t) => {
+  const { startDeploy } = await shared.another(t);
+  const headers = { 'Content-Type': 'text/event-stream' };
+  const end = held(status(200, { headers, body: 'event: end\ndata: {"status":"failed"}\n\n' }));
+  const failed = { ...CREATED, status: 'failed', reason: 'exit_code' };
+  const service = await startReceiver(t, {
+    answers: [
+      status(201, { body: JSON.stringify(CREATED) }),
+      end.answer,
+      silence(),
+      status(200, { body: JSON.stringify(failed) }),
+    ],
+  });
+  const url = `http://127.0.0.1:${service.port}`;
+  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], url);
+  const said = collected(client, 'stderr');
+  for (const _ of ['created', 'followed']) await service.next();
+  client.kill('SIGTERM');
+  t.match(await service.next(), { path: /\/cancel$/ });
+  end.release();
+  t.strictSame(await once(client, 'close'), [1, null]);
+  await said.until(/of slow: failed.*\nthe cancellation of .* was requested, without an answer so far\n$/);
+});
+
 t.test('once the end is known, a signal cancels nothing, and the client exits by the status', async (t) => {
   const { startDeploy } = await shared.another(t);
   for (const [signal, ended, exitCode, ...words] of [
