@@ -1,10 +1,13 @@
-import { spawnSync } from 'node:child_process';
+import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
 import t from 'tap';
 import { whyItMayTake } from '../../src/cli/deployment-logs.ts';
 import { resolveDeployment } from '../../src/cli/names.ts';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
 import { follow, inFile, scriptProject } from '../helpers/administration.ts';
 import { COMPILE_CACHE, MAIN, type Place, place } from '../helpers/cli.ts';
+import { childrenOf } from '../helpers/commands.ts';
+import { ifMayUnshare, OWN_PROCESSES } from '../helpers/namespaces.ts';
 import { endOf, newDeployment, PROJECT } from '../helpers/store.ts';
 import { needsTerminal, onTerminal, shownBy } from '../helpers/terminal.ts';
 
@@ -70,6 +73,33 @@ t.test(
       ['\u0003', /\[0m[\s\S]*[#$] $/],
     ]);
     t.notMatch(shown, /went on/);
+  },
+);
+
+t.test(
+  'a follower that is the first process of a container ends at a signal, too',
+  ifMayUnshare,
+  async (t) => {
+    const there = place(t);
+    const id = await runningWithLog(there, Buffer.from('one\n'));
+    const words = [...OWN_PROCESSES, process.execPath, MAIN, ...logsOf(id, '-f')];
+    const container = spawn('unshare', words, {
+      cwd: there.directory,
+      env: { ...process.env, ...COMPILE_CACHE },
+      stdio: ['ignore', 'pipe', 'ignore'],
+    });
+    const ended = once(container, 'exit');
+    await once(container.stdout, 'data');
+    // The system drops a signal to such a process until that listens to it.
+    const again = setInterval(() => {
+      try {
+        for (const processId of childrenOf(container.pid)) process.kill(processId, 'SIGTERM');
+      } catch {
+        // it has just ended
+      }
+    }, 20);
+    t.strictSame(await ended, [143, null]);
+    clearInterval(again);
   },
 );
 
