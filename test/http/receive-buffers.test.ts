@@ -4,7 +4,7 @@ import Joi from 'joi';
 import t from 'tap';
 import { createReceiveBuffers } from '../../src/http/receive-buffers.ts';
 import { until } from '../helpers/commands.ts';
-import { connectRaw, startHttp } from '../helpers/http.ts';
+import { connectRaw, type RawConnection, startHttp } from '../helpers/http.ts';
 
 const sockets: Socket[] = [];
 
@@ -51,18 +51,40 @@ t.test('beyond the limit the oldest bodies are given up until the others have ro
   t.end();
 });
 
+const HEAD =
+  'POST /v2/taker HTTP/1.1\r\nHost: d\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: 60000\r\n\r\n';
+
+/** A client that has sent 50,000 bytes of the 60,000 of its body. */
+async function withMostSent(port: number): Promise<RawConnection> {
+  const before = sockets.length;
+  const client = await connectRaw(port);
+  client.send(`${HEAD}"${'x'.repeat(50_000)}`);
+  await until(() => (sockets[before]?.bytesRead ?? 0) > 50_000);
+  return client;
+}
+
+const REST = `${'x'.repeat(9_998)}"`;
+const WHOLE = `${HEAD}"${'x'.repeat(59_998)}"`;
+
 t.test('a body that is given up is answered 503, and later ones are taken', async (t) => {
   const { port } = await startHttp(t, { resources: () => [taker], receiveBufferMaxBytes: 100_000 });
-  const head =
-    'POST /v2/taker HTTP/1.1\r\nHost: d\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: 60000\r\n\r\n';
-  const [slow, quick] = [await connectRaw(port), await connectRaw(port)];
-  slow.send(`${head}"${'x'.repeat(50_000)}`);
-  await until(() => (sockets[0]?.bytesRead ?? 0) > 50_000);
-  quick.send(`${head}"${'x'.repeat(59_998)}"`);
+  const [slow, quick] = [await withMostSent(port), await connectRaw(port)];
+  quick.send(WHOLE);
   t.match(await quick.closed, /^HTTP\/1\.1 200 /);
-  slow.send(`${'x'.repeat(9_998)}"`);
+  slow.send(REST);
   const refused = await slow.closed;
   t.match(refused, /^HTTP\/1\.1 503 /);
   t.match(refused, /\r\nRetry-After: 5\r\n/i);
   t.match(refused, /too many bodies are being received/);
+});
+
+t.test('a body that broke off takes no room from the others', async (t) => {
+  const { port } = await startHttp(t, { resources: () => [taker], receiveBufferMaxBytes: 120_000 });
+  const [broken, slow, quick] = [await withMostSent(port), await withMostSent(port), await connectRaw(port)];
+  broken.socket.end();
+  t.match(await broken.closed, /^HTTP\/1\.1 400 /);
+  quick.send(WHOLE);
+  t.match(await quick.closed, /^HTTP\/1\.1 200 /);
+  slow.send(REST);
+  t.match(await slow.closed, /^HTTP\/1\.1 200 /);
 });
