@@ -11,6 +11,7 @@ export interface Finding {
 export interface Report {
   ok: boolean;
   service: { process_id: number } | null;
+  disk_free_bytes: number;
   findings: Finding[];
   tables: { name: string; rows: number; bytes: number }[];
 }
