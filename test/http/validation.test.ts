@@ -424,6 +424,21 @@ t.test('a route without schemas takes neither query parameters nor body fields',
   t.strictSame(taken, []);
 });
 
+t.test('a rule that throws is answered 500, as the request is not to blame', async (t) => {
+  const broken = Joi.any().custom(() => {
+    throw new Error('a bug');
+  });
+  const plugin: Plugin<void> = {
+    name: 'broken',
+    register(server) {
+      const options = { auth: false, plugins: { input: { query: querySchema({ broken }) } } } as const;
+      server.route({ method: 'GET', path: '/v2/broken', options, handler: () => ({}) });
+    },
+  };
+  const { port } = await startHttp(t, { resources: () => [plugin] });
+  t.equal((await requestJson(port, 'GET', '/v2/broken?broken=1')).status, 500);
+});
+
 t.test('a malformed id in a path is answered 404 like anything unknown', async (t) => {
   const { plugin } = routes();
   const { port } = await startHttp(t, { resources: () => [plugin] });
