@@ -48,10 +48,11 @@ const STARTING_MAX = 16;
 const NODE_REAPS_WITHIN_MS = 1_000;
 
 /**
- * Orphans that are reaped in one turn of the event loop, some 30 µs each: while a command left them faster than they were
- * reaped, a single turn lasted as long as the command.
+ * For so long, orphans are reaped in one turn of the event loop, some 30 µs each: while a command left them faster than they
+ * were reaped, a single turn lasted as long as the command. Not a number of them: of 32 per turn, a command that left 3,000
+ * a second while turns took 20 ms had half remain as zombies, until there were no process ids left.
  */
-const REAPED_PER_TURN = 32;
+const REAPING_MAX_MS = 10;
 
 /**
  * Starts commands, and reports how they end. `adopts`: orphans are reparented to this process (it is a subreaper, or
@@ -67,7 +68,8 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
   const starting = createSemaphore(STARTING_MAX);
   /** A zombie that Node may have to reap. Until somebody reaps it, waitid(2) shows no other one. */
   let unclaimed: { processId: number; sinceMs: number } | undefined;
-  let reapedInTurn = 0;
+  /** When the orphans that are left are to wait for the next turn; undefined: none was reaped in this one. */
+  let reapingUntilMs: number | undefined;
   let closed = false;
 
   // One signal may stand for several ends.
@@ -145,20 +147,21 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
 
   function reapAdopted(): void {
     if (!adopts || closed) return;
-    while (reapedInTurn < REAPED_PER_TURN) {
+    while (reapingUntilMs === undefined || effects.monotonicMs() < reapingUntilMs) {
       const id = posix.zombieChild();
       if (id === undefined) return;
       if (!inherited.delete(id) && mayBeOfNode(id) && !isOverdue(id)) return;
+      if (reapingUntilMs === undefined) {
+        reapingUntilMs = effects.monotonicMs() + REAPING_MAX_MS;
+        setImmediate(reapMore);
+      }
       reap(id);
-      if (reapedInTurn === 0) setImmediate(reapMore);
-      reapedInTurn += 1;
     }
   }
 
   function reapMore(): void {
-    const mayBeMore = reapedInTurn === REAPED_PER_TURN;
-    reapedInTurn = 0;
-    if (mayBeMore) reapAdopted();
+    reapingUntilMs = undefined;
+    reapAdopted();
   }
 
   /** Node reaps its own children at SIGCHLD, as davit does: a zombie that is left longer is an orphan. */

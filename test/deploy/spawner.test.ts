@@ -4,6 +4,7 @@ import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Readable, Writable } from 'node:stream';
 import { text } from 'node:stream/consumers';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import koffi from 'koffi';
 import t, { type Test } from 'tap';
 import type { SpawnRequest } from '../../src/deploy/command-file.ts';
@@ -243,7 +244,7 @@ t.test('adopted orphans are reaped and not taken for commands', async (t) => {
   await until(() => orphanIds.every((processId) => stateOf(processId) === undefined));
 });
 
-t.test('orphans that come faster than they are reaped do not hold up the event loop', async (t) => {
+t.test('orphans that come faster than they are reaped get 10 ms of a turn of the event loop', async (t) => {
   const { identity } = await start(testSpawner(t), ['sleep', '1000']);
   t.teardown(() => process.kill(identity.processId, 'SIGKILL'));
   let left = 1_000;
@@ -256,10 +257,14 @@ t.test('orphans that come faster than they are reaped do not hold up the event l
       return undefined;
     },
   };
-  const spawner = createSpawner(many, realEffects, true);
+  // Each takes 1/32 ms, of which a clock can count 32 without rounding.
+  const effects = { ...realEffects, monotonicMs: () => (1_000 - left) / 32 };
+  const spawner = createSpawner(many, effects, true);
   t.teardown(() => spawner.close());
   for (let signals = 0; signals < 100; signals++) process.emit('SIGCHLD', 'SIGCHLD');
-  t.ok(left > 900, `${left} are left for later turns`);
+  t.equal(left, 680, 'those that are left wait for later turns');
+  await nextTurn();
+  t.equal(left, 360);
   await until(() => left === 0);
 });
 
