@@ -30,7 +30,7 @@ export function createPrivately(path: string): void {
     const code = codeOf(error);
     if (code === 'EEXIST') return; // another davit has created it meanwhile
     const reason = code === 'ENOENT' ? 'its directory is not there' : code;
-    const allow = code === 'EACCES' ? `let this user write to ${dirname(path)}, or ` : '';
+    const allow = code === 'EACCES' ? `let this user write to ${dirname(realPath(path))}, or ` : '';
     throw new AppError(
       'conflict',
       `cannot create ${path} (${reason}): ${allow}choose another place with --db`,

@@ -13,7 +13,7 @@ import fs, {
   writeFileSync,
 } from 'node:fs';
 import { syncBuiltinESMExports } from 'node:module';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
@@ -254,10 +254,13 @@ t.test(
     const directory = temporaryDirectory(t);
     const path = join(directory, 'davit.db');
     chmodSync(directory, 0o755);
-    t.equal(
-      openedByNobody(path),
-      `cannot create ${path} (EACCES): let this user write to ${directory}, or choose another place with --db\n`,
-    );
+    const advice = `let this user write to ${directory}, or choose another place with --db`;
+    t.equal(openedByNobody(path), `cannot create ${path} (EACCES): ${advice}\n`);
+
+    const link = join(temporaryDirectory(t), 'link.db');
+    chmodSync(dirname(link), 0o755);
+    symlinkSync(path, link);
+    t.equal(openedByNobody(link), `cannot create ${link} (EACCES): ${advice}\n`, 'not where a link to it is');
   },
 );
 
