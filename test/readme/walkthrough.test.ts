@@ -238,7 +238,11 @@ t.test('the CI job of the README exits as the deployment ended', ifHas('curl', '
   t.match(await job('good'), { stdout: 'of good\n' });
   await t.rejects(job('bad'), { code: 1, stdout: 'of bad\n' });
   await t.rejects(job('good', 'job-bad'), { code: 1, stdout: '', stderr: /idempotency_key_reused/ });
-  await t.rejects(job('good', ''), { stdout: '', stderr: /JOB_ID/ }, 'curl would leave out an empty header');
+  await t.rejects(
+    job('good', ''),
+    { name: 'Error', stdout: '', stderr: /JOB_ID/ },
+    'curl would leave out an empty header',
+  );
 });
 
 t.test('a job of GitHub that is canceled cancels its deployment', ifHas('bash'), async (t) => {
