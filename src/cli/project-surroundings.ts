@@ -6,7 +6,7 @@ import { givenPath } from '../deploy/command-file.ts';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
 import { absolutePath, statusOf } from '../paths.ts';
-import { readProc } from '../proc.ts';
+import { readEnvironment } from '../proc.ts';
 import type { Serving } from '../store/lock.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import { visibleProcess } from './serving.ts';
@@ -58,7 +58,7 @@ export function pathsOf({ command, directory }: ProjectDetails): string[] {
 
 /** As `tmpdir` of node:os finds it; undefined if it is relative, or the process is another user's. */
 function temporaryDirectoryOf(processId: number): string | undefined {
-  const environment = readProc(`/proc/${processId}/environ`);
+  const environment = readEnvironment(`/proc/${processId}`);
   if (environment === undefined) return undefined;
   const variable = (name: string) => new RegExp(`(?:^|\\0)${name}=([^\\0]+)`).exec(environment)?.[1];
   const path = variable('TMPDIR') ?? variable('TMP') ?? variable('TEMP') ?? '/tmp';

@@ -1,5 +1,5 @@
 import { setImmediate as nextTurn } from 'node:timers/promises';
-import { childrenOfMainThread, processIds, readProc, threadIds } from '../proc.ts';
+import { childrenOfMainThread, processIds, readEnvironment, readProc, threadIds } from '../proc.ts';
 import {
   hasExited,
   identityOf,
@@ -125,9 +125,9 @@ const MARKER_IN_ENVIRONMENT = new RegExp(`(?:^|\\0)${DEPLOYMENT_MARKER}=([^\\0]*
 
 /** Once its main thread has ended, a process shows its environment only through its other threads. */
 function environmentOf({ processId, state }: ProcessStat): string | undefined {
-  if (state !== 'Z') return readProc(`/proc/${processId}/environ`);
+  if (state !== 'Z') return readEnvironment(`/proc/${processId}`);
   for (const threadId of threadIds(processId)) {
-    const environment = readProc(`/proc/${processId}/task/${threadId}/environ`);
+    const environment = readEnvironment(`/proc/${processId}/task/${threadId}`);
     if (environment) return environment;
   }
   return undefined;

@@ -1,9 +1,11 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
+import { join } from 'node:path';
 import t from 'tap';
 import { stopTree } from '../../src/deploy/process-tree.ts';
 import { findMarked, terminationDisposition, visitProcesses } from '../../src/deploy/processes.ts';
 import { realEffects } from '../../src/effects.ts';
+import { readEnvironment } from '../../src/proc.ts';
 import { fixture, newDeploymentId } from '../helpers/commands.ts';
 import { startProcess } from '../helpers/marked-processes.ts';
 
@@ -41,6 +43,21 @@ t.test('the deployment marker is found in a large environment', async (t) => {
     LARGE: 'x'.repeat(100_000),
     DEPLOY_ID: deploymentId,
   });
+  t.strictSame((await findMarked(new Set([deploymentId]))).get(deploymentId), [identity]);
+});
+
+t.test('of a process that shows more than execve(2) can have given it, no more is read', async (t) => {
+  const program = join(import.meta.dirname, '../fixtures/endless-environment.ts');
+  const endless = await startProcess(t, [process.execPath, program]);
+  const [said] = await once(endless.output, 'data');
+  if (String(said) !== 'ready\n') {
+    t.pass(`the kernel has no PR_SET_MM_MAP: ${said}`);
+    return;
+  }
+  const environment = readEnvironment(`/proc/${endless.identity.processId}`);
+  t.equal(environment?.length, 6 * 1024 * 1024);
+  const deploymentId = newDeploymentId();
+  const { identity } = await startProcess(t, ['sleep', '1000'], deploymentId);
   t.strictSame((await findMarked(new Set([deploymentId]))).get(deploymentId), [identity]);
 });
 
