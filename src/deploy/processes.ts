@@ -1,4 +1,5 @@
 import { setImmediate as nextTurn } from 'node:timers/promises';
+import { realEffects } from '../effects.ts';
 import { childrenOfMainThread, processIds, readEnvironment, readProc, threadIds } from '../proc.ts';
 import {
   hasExited,
@@ -8,6 +9,7 @@ import {
   type ProcessStat,
   readStat,
 } from '../process-identity.ts';
+import { TURN_MAX_MS } from '../turns.ts';
 
 /** What SIGTERM does to a process: `gone` when it has exited already, even if it is still a zombie. */
 export type TerminationDisposition = 'gone' | 'default' | 'caught' | 'ignored';
@@ -45,7 +47,10 @@ function holdsSigterm(status: string, mask: string): boolean {
   return (BigInt(`0x${digits}`) & (1n << 14n)) !== 0n;
 }
 
-/** Reading a process takes 12 to 26 µs: so many in one turn of the event loop keep it short. */
+/**
+ * Reading a process takes 12 to 26 µs: so many in one turn of the event loop keep it short. Fewer if their environments
+ * are large: 64 processes of another user that had 6 MiB each held davit up for 3 s.
+ */
 const PROCESSES_PER_TURN = 64;
 
 /** `marker` reads the process's marker when it is first called. */
@@ -84,8 +89,15 @@ async function passFor(visits: readonly Visit[]): Promise<void> {
   }
 
   async function visitEach(ids: readonly number[]): Promise<void> {
-    for (const [index, processId] of ids.entries()) {
-      if (index > 0 && index % PROCESSES_PER_TURN === 0) await nextTurn();
+    let inTurn = 0;
+    let beganAtMs = realEffects.monotonicMs();
+    for (const processId of ids) {
+      if (inTurn === PROCESSES_PER_TURN || realEffects.monotonicMs() - beganAtMs >= TURN_MAX_MS) {
+        await nextTurn();
+        inTurn = 0;
+        beganAtMs = realEffects.monotonicMs();
+      }
+      inTurn += 1;
       visited.add(processId);
       const stat = readStat(processId);
       if (stat === undefined || hasExited(stat) || isKernelThread(stat)) continue;

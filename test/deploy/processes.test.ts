@@ -6,6 +6,7 @@ import { stopTree } from '../../src/deploy/process-tree.ts';
 import { findMarked, terminationDisposition, visitProcesses } from '../../src/deploy/processes.ts';
 import { realEffects } from '../../src/effects.ts';
 import { readEnvironment } from '../../src/proc.ts';
+import { TURN_MAX_MS } from '../../src/turns.ts';
 import { fixture, newDeploymentId } from '../helpers/commands.ts';
 import { startProcess } from '../helpers/marked-processes.ts';
 
@@ -59,6 +60,25 @@ t.test('of a process that shows more than execve(2) can have given it, no more i
   const deploymentId = newDeploymentId();
   const { identity } = await startProcess(t, ['sleep', '1000'], deploymentId);
   t.strictSame((await findMarked(new Set([deploymentId]))).get(deploymentId), [identity]);
+});
+
+t.test('a pass lets other work in between processes that take long to read', async (t) => {
+  const long = await Promise.all([1, 2, 3, 4, 5].map(() => startProcess(t, ['sleep', '1000'])));
+  const longIds = new Set(long.map(({ identity }) => identity.processId));
+  let turn = 0;
+  const count = () => {
+    turn += 1;
+    next = setImmediate(count);
+  };
+  let next = setImmediate(count);
+  const turns: number[] = [];
+  await visitProcesses(({ processId }) => {
+    if (!longIds.has(processId)) return;
+    turns.push(turn);
+    realEffects.block(TURN_MAX_MS);
+  });
+  clearImmediate(next);
+  t.equal(new Set(turns).size, long.length, `each in a turn of its own: ${turns}`);
 });
 
 t.test('a pass also meets a process that was forked during it', async (t) => {
