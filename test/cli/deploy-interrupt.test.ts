@@ -66,10 +66,9 @@ t.test('once the deployment has ended, no answer to its cancellation is awaited'
   const { startDeploy, directory } = await shared.another(t);
   const proxy = await startProxy(t, shared.url);
   proxy.fates('once');
-  const started = untilFile(directory, 'started');
-  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], proxy.url);
+  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], proxy.url, 'pipe');
   const said = collected(client, 'stderr');
-  await started;
+  await follows(client);
   client.kill('SIGTERM');
   await said.until(/canceling deployment dpl_\w+; a further \^C or SIGTERM leaves at once\n/);
   writeFileSync(join(directory, 'end'), '');
@@ -139,13 +138,12 @@ t.test('two signals in immediate succession count as one', async (t) => {
 });
 
 t.test('a second signal says that the cancellation was requested, and not answered', async (t) => {
-  const { startDeploy, directory } = await shared.another(t);
+  const { startDeploy } = await shared.another(t);
   const proxy = await startProxy(t, shared.url);
-  const started = untilFile(directory, 'started');
   proxy.fates('once');
-  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], proxy.url);
+  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], proxy.url, 'pipe');
   const said = collected(client, 'stderr');
-  await started;
+  await follows(client);
   client.kill('SIGTERM');
   await said.until(/canceling deployment dpl_\w+; a further \^C or SIGTERM leaves at once\n/);
   await repeatUntilEnd(client, () => client.kill('SIGINT'));
@@ -443,6 +441,11 @@ async function handledHere(t: Test, options: { cancelOnInterrupt?: boolean; wait
 }
 
 type Interrupting = 'SIGINT' | 'SIGTERM' | 'SIGHUP';
+
+/** Resolves once it prints the log. Its next request is sent over its first connection, which before was not free yet. */
+async function follows(client: ChildProcess): Promise<void> {
+  await collected(client).until(/begun/);
+}
 
 /** Signals until the child has ended: what comes at once after the first is the same signal. */
 async function repeatUntilEnd(child: ChildProcess, signal: () => void): Promise<void> {

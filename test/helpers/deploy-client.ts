@@ -87,10 +87,14 @@ export async function servedDeployments(t: Test, ...options: string[]) {
           environment: { DAVIT_KEY: key },
           effects: { ...realEffects, after: (delayMs, action) => realEffects.after(delayMs / 20, action) },
         }),
-      startDeploy: (words: string[], url = service.url): ChildProcess => {
+      startDeploy: (
+        words: string[],
+        url = service.url,
+        stdout: 'ignore' | 'pipe' = 'ignore',
+      ): ChildProcess => {
         const child = spawn(process.execPath, [MAIN, 'deploy', project, ...words, '--url', url], {
           env,
-          stdio: ['ignore', 'ignore', 'pipe'],
+          stdio: ['ignore', stdout, 'pipe'],
         });
         t.teardown(() => child.kill('SIGKILL'));
         return child;
