@@ -247,7 +247,7 @@ t.test('the CI job of the README exits as the deployment ended', ifHas('curl', '
 
 t.test('a job of GitHub that is canceled cancels its deployment', ifHas('bash'), async (t) => {
   const there = reader(t);
-  await there.shell("davit admin project create --name site -- /bin/sh -c 'echo started; sleep 5'");
+  await there.shell("davit admin project create --name site -- /bin/sh -c 'echo started; exec sleep 600'");
   const { url } = await there.serve();
   const [, step = ''] = /- run: (.*davit deploy prj_….*)/.exec(readmeBlock('github.yaml')) ?? [];
   const file = join(there.directory, 'step.sh');
