@@ -5,7 +5,7 @@ import type { Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
 import { createSlots, type Slots } from '../slots.ts';
 import { takenBytes } from './send-buffers.ts';
-import { acceptedSocket } from './tls.ts';
+import { acceptedSocket } from './tls-connections.ts';
 
 /** The connections of a listener, of which only so many may have a place, that is, have their requests carried out. */
 export interface ConnectionPlaces {

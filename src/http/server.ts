@@ -24,7 +24,8 @@ import { answerParserErrors } from './parser-errors.ts';
 import { createReceiveBuffers } from './receive-buffers.ts';
 import { checkHead, registerCatchAll } from './routing.ts';
 import { createSendBufferLimit } from './send-buffers.ts';
-import { type Certificate, limitHandshakes, limitRekeying, parseAllOfRead, tlsOptions } from './tls.ts';
+import { type Certificate, tlsOptions } from './tls.ts';
+import { limitHandshakes, limitRekeying, parseAllOfRead } from './tls-connections.ts';
 import { checkIdempotencyKey, validateInput } from './validation.ts';
 
 declare module '@hapi/hapi' {

@@ -1,14 +1,12 @@
-import { execFileSync, spawn } from 'node:child_process';
+import { execFileSync } from 'node:child_process';
 import { chmodSync, copyFileSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
-import type { ServerResponse } from 'node:http';
 import { connect as connectPlain, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { connect } from 'node:tls';
-import type { Plugin } from '@hapi/hapi';
 import t from 'tap';
 import { readCertificate } from '../../src/http/tls.ts';
 import { until } from '../helpers/commands.ts';
-import { followRaw, heldResource, parseResponses, rawRequest, startHttp } from '../helpers/http.ts';
+import { rawRequest, startHttp } from '../helpers/http.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
@@ -170,51 +168,6 @@ t.test('a connection whose client leaves before the handshake is over is closed 
   await until(() => seen === 32 && open === 0);
 });
 
-t.test('a connection that sends too much before its handshake is over is closed', async (t) => {
-  const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
-  const { port } = await startHttp(t, { tls: pair, timeouts: { headersMs: 60_000, requestMs: 60_000 } });
-  const record = Buffer.concat([Buffer.from([22, 3, 1, 0x40, 0]), Buffer.alloc(0x4000)]);
-  // The beginning of a ClientHello of 131,000 bytes, which is the most that OpenSSL takes.
-  record.writeUIntBE(1, 5, 1);
-  record.writeUIntBE(131_000, 6, 3);
-  const socket = connectPlain(port, '127.0.0.1');
-  const closed = new Promise<void>((resolve) => socket.once('close', () => resolve()));
-  socket.on('error', () => undefined);
-  socket.write(record);
-  socket.resume();
-  await closed;
-});
-
-t.test(
-  'a TLS client that updates its keys without end, or begins another handshake, is left',
-  ifHas('openssl'),
-  async (t) => {
-    const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
-    const { port } = await startHttp(t, { tls: pair, timeouts: { headersMs: 60_000, requestMs: 60_000 } });
-    const cases = [
-      ['-tls1_3', 'k', /^>>> .*KeyUpdate/gm, 17],
-      ['-tls1_2', 'R', /^RENEGOTIATING/gm, 1],
-    ] as const;
-    for (const [version, command, done, doneMax] of cases) {
-      const words = ['s_client', '-connect', `127.0.0.1:${port}`, '-msg', version];
-      const client = spawn('openssl', words, { stdio: ['pipe', 'pipe', 'ignore'] });
-      t.teardown(() => client.kill());
-      client.stdin.on('error', () => undefined);
-      let said = '';
-      client.stdout.on('data', (bytes) => (said += bytes));
-      const count = () => said.match(done)?.length ?? 0;
-      const hasLeft = () => client.exitCode !== null;
-      await until(() => said.includes('Verify return code'));
-      for (let times = 1; times <= doneMax; times++) {
-        t.notOk(hasLeft(), `${version}: ${times}`);
-        client.stdin.write(`${command}\n`);
-        await until(() => count() === times || hasLeft());
-      }
-      await until(hasLeft);
-    }
-  },
-);
-
 t.test('a request without encryption is told that the port speaks HTTPS', async (t) => {
   const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
   const { port, log } = await startHttp(t, { tls: pair });
@@ -244,51 +197,4 @@ t.test('a TLS client that ends its side right behind its request is answered', a
       socket.on('close', () => resolve(answer.split('\r\n', 1)[0] ?? ''));
     });
   for (let count = 0; count < 5; count++) t.equal(await statusLine(), 'HTTP/1.1 404 Not Found');
-});
-
-t.test('a TLS client is answered all requests that it sends behind answers that wait', async (t) => {
-  const { plugin: held, release } = heldResource();
-  const large: ServerResponse[] = [];
-  let small = 0;
-  const answering: Plugin<void> = {
-    name: 'answering',
-    register(server) {
-      const options = { auth: false } as const;
-      server.route({
-        method: 'GET',
-        path: '/large',
-        options,
-        handler({ raw }) {
-          large.push(raw.res);
-          return 'x'.repeat(50_000);
-        },
-      });
-      server.route({
-        method: 'GET',
-        path: '/small',
-        options,
-        handler() {
-          small += 1;
-          return 'x';
-        },
-      });
-    },
-  };
-  const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
-  const { port } = await startHttp(t, { tls: pair, resources: () => [held, answering] });
-  const ca = readFileSync(fixture('ca.pem'));
-  const client = await followRaw(connect({ port, host: '127.0.0.1', servername: 'localhost', ca }));
-  const get = (path: string, header = '') => `GET ${path} HTTP/1.1\r\nHost: d\r\n${header}\r\n`;
-  client.send(get('/held') + get('/large').repeat(3));
-  await until(() => large.length === 3 && large.every(({ writableEnded }) => writableEnded));
-  // In one read, several records of 16 KiB.
-  client.send(
-    get('/small', `X-Long: ${'x'.repeat(1_000)}\r\n`).repeat(50) + get('/small', 'Connection: close\r\n'),
-  );
-  await until(() => small > 0);
-  release();
-  t.strictSame(
-    parseResponses(await client.closed).map(({ status }) => status),
-    Array.from({ length: 55 }, () => 200),
-  );
 });
