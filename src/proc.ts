@@ -64,10 +64,10 @@ export function threadIds(processId: number): string[] {
 
 /**
  * A file below /proc as latin1; undefined when its process is gone or another user's. Throws the system's error if it
- * cannot tell.
+ * cannot tell. `maxBytes`: at most 64 KiB more are read; for files whose length a process of anybody chooses.
  */
-export function readProc(path: string): string | undefined {
-  return unlessGone(() => readText(path));
+export function readProc(path: string, maxBytes = Number.POSITIVE_INFINITY): string | undefined {
+  return unlessGone(() => readText(path, maxBytes));
 }
 
 /**
@@ -75,7 +75,7 @@ export function readProc(path: string): string | undefined {
  * above. Anybody's process may show all of its memory there, prctl(2): 1.5 GiB, which took it none, held davit up for 20 s.
  */
 export function readEnvironment(folder: string): string | undefined {
-  return unlessGone(() => readText(`${folder}/environ`, ENVIRONMENT_MAX_BYTES));
+  return readProc(`${folder}/environ`, ENVIRONMENT_MAX_BYTES);
 }
 
 /** For the arguments and the environment together: three quarters of 8 MiB, execve(2). */
@@ -181,7 +181,7 @@ const GONE_OR_HIDDEN = new Set(['ENOENT', 'ESRCH', 'EACCES', 'EPERM', 'ENAMETOOL
 
 const scratch = Buffer.allocUnsafe(64 * 1024);
 
-function readText(path: string, maxBytes = Number.POSITIVE_INFINITY): string {
+function readText(path: string, maxBytes: number): string {
   const descriptor = openSync(path, 'r');
   try {
     let text = '';

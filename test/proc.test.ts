@@ -66,6 +66,15 @@ const ifFirstIsAnothers =
     ? {}
     : { skip: 'process 1 is of the same user' };
 
+t.test('hardly more is read of a long file than asked', (t) => {
+  const path = join(temporaryDirectory(t), 'long');
+  writeFileSync(path, 'x'.repeat(1_000_000));
+  t.equal(readProc(path)?.length, 1_000_000);
+  const { length } = readProc(path, 500_000) ?? '';
+  t.ok(length >= 500_000 && length < 600_000, `${length}`);
+  t.end();
+});
+
 t.test(
   'the environment of another user is not readable',
   isRoot ? ifMayBeNobody() : ifFirstIsAnothers,

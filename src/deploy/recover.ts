@@ -109,13 +109,16 @@ function isStarting({ processId, parentId, name }: ProcessStat, sharedMemoryPath
   const path = inMaps(sharedMemoryPath);
   const ends = [` ${path}`, ` ${path} (deleted)`];
   const isMapped = (id: number) =>
-    readProc(`/proc/${id}/maps`)
+    readProc(`/proc/${id}/maps`, MAPS_MAX_BYTES)
       ?.split('\n')
       .some((line) => ends.some((end) => line.endsWith(end))) === true;
   // In another mount namespace a living service may have the same path. It is asked first: if it closes its database
   // meanwhile, that is gone from the memory of both. An orphan may also have come to this process.
   return !(parentId !== process.pid && isMapped(parentId)) && isMapped(processId);
 }
+
+/** A service's has 33 KB. A process of that name with 65,509 mappings had 243 MB, which held davit up for 7 s. */
+const MAPS_MAX_BYTES = 1024 * 1024;
 
 /** A path as `readProc` gives it of /proc/<id>/maps, proc_pid_maps(5): as latin1, and with line ends escaped. */
 function inMaps(path: string): string {
