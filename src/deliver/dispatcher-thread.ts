@@ -6,7 +6,7 @@ import { watchLag } from '../event-loop.ts';
 import { createLogger } from '../logger.ts';
 import { POLL_OTHER_PROCESSES_EVERY_MS, startLoop } from '../loop.ts';
 import { keepYoungWhatIsNew, releaseStartMemory } from '../memory.ts';
-import { areInPlace, type FileIdentity } from '../store/place.ts';
+import { openInPlace } from '../store/place.ts';
 import { openReads } from '../store/store.ts';
 import { connectWriter } from '../store/writer-port.ts';
 import { createDispatcher } from './dispatcher.ts';
@@ -43,7 +43,8 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
   const { path, files, port, sender: senderOptions, schedule, log, metricsMemory } = data;
   const metrics = metricsMemory && deliveryMetrics(metricsMemory);
   const logger = createLogger(log, realEffects);
-  const opened = openInPlace(path, files);
+  // If the path led to another file, its deliveries would be sent.
+  const opened = openInPlace(files, () => openReads(path));
   if (opened === undefined) {
     port.close();
     owner.postMessage('moved' satisfies FromDispatcherThread);
@@ -121,16 +122,4 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
     logger.flush(); // the thread is terminated, and sees no exit
     owner.postMessage('stopped' satisfies FromDispatcherThread);
   }
-}
-
-/**
- * Opens the file for reading; undefined: it is not in its place. The thread opens it by its path: if that led to another
- * file, its deliveries would be sent.
- */
-function openInPlace(path: string, files: readonly FileIdentity[]): ReturnType<typeof openReads> | undefined {
-  if (!areInPlace(files)) return undefined;
-  const store = openReads(path);
-  if (areInPlace(files)) return store;
-  store.close();
-  return undefined;
 }

@@ -2,7 +2,7 @@ import { parentPort, workerData } from 'node:worker_threads';
 import { realEffects } from '../effects.ts';
 import { releaseStartMemory } from '../memory.ts';
 import { checkpoint, connect } from './database.ts';
-import { areInPlace, type FileIdentity, MOVED } from './place.ts';
+import { type FileIdentity, MOVED, openInPlace } from './place.ts';
 
 /*
  * Checkpoints the WAL on request, concurrently with the writer. It is a thread of its own because a checkpoint ends
@@ -22,11 +22,9 @@ if (parentPort === null) throw new Error('checkpoint-thread.ts runs as a worker 
 
 const port = parentPort;
 const { path, files } = workerData as CheckpointThreadData;
-// Once open, another file would look like the one that is served, to whoever asks what was moved.
-refuseMoved();
-const database = connect(path);
-// Before anything is read: if another file has the path by now, the WAL would be copied into that one, or lost.
-refuseMoved();
+// If another file has the path by now, the WAL would be copied into that one, or lost.
+const database = openInPlace(files, () => connect(path));
+if (database === undefined) throw new Error(MOVED);
 database.pragma('journal_mode = WAL'); // it is: this opens the -wal
 
 port.on('message', (message: ToCheckpointThread) => {
@@ -39,7 +37,3 @@ port.on('message', (message: ToCheckpointThread) => {
   port.postMessage('done');
 });
 releaseStartMemory(realEffects, 'thread');
-
-function refuseMoved(): void {
-  if (!areInPlace(files)) throw new Error(MOVED);
-}

@@ -52,6 +52,21 @@ export function areInPlace(files: readonly FileIdentity[]): boolean {
   });
 }
 
+/**
+ * What `open` opens by the path of these files; undefined: they are not in their place. They are looked at before it,
+ * too: once open, another file would look like the one that is served, to whoever asks what was moved.
+ */
+export function openInPlace<Opened extends { close(): void }>(
+  files: readonly FileIdentity[],
+  open: () => Opened,
+): Opened | undefined {
+  if (!areInPlace(files)) return undefined;
+  const opened = open();
+  if (areInPlace(files)) return opened;
+  opened.close();
+  return undefined;
+}
+
 /** A check takes 15 µs, a fifth of a commit without its fsync: under load several commits share one. */
 const CHECK_COUNTS_FOR_MS = 10;
 
