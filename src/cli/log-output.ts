@@ -41,8 +41,11 @@ export function createLogOutput(terminal: Pick<Terminal, 'columns' | 'colours' |
 }
 
 const ESCAPE = '\u001b';
-/** A sequence that sets colours (ECMA-48, 8.3.117, SGR), or a single control character. */
-const CONTROL = new RegExp(`${ESCAPE}\\[[\\d;:]{0,32}m|[\\p{Cc}\\u2028\\u2029]`, 'gu');
+/**
+ * A sequence that sets colours (ECMA-48, 8.3.117, SGR), or a single control character, one that changes the direction of
+ * writing included.
+ */
+const CONTROL = new RegExp(`${ESCAPE}\\[[\\d;:]{0,32}m|[\\p{Cc}\\u2028-\\u202e\\u2066-\\u2069]`, 'gu');
 const INCOMPLETE = new RegExp(`${ESCAPE}(?:\\[[\\d;:]{0,32})?$`, 'u');
 const RESET_COLOURS = `${ESCAPE}[0m`;
 

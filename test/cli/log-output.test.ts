@@ -17,6 +17,7 @@ t.test('a log on a terminal looks the same however its bytes are split', async (
     ['a\u001b', 'a\\x1b\n'],
     ['\u001b\u001b[2J\u0007', '\\x1b\\x1b[2J\\x07\n'],
     ['\u009b31m\tx\u2028\u0000\n', '\\x9b31m\tx\\u2028\\x00\n'],
+    ['\u202efdp\u202c\u2066x\u2069\n', '\\u202efdp\\u202c\\u2066x\\u2069\n'],
     [Buffer.from([0x61, 0xc3]), 'a\ufffd\n'],
   ];
   for (const [row, [log, coloured, plain = coloured]] of rows.entries()) {
