@@ -148,7 +148,7 @@ export function cannotListen(
   error: Error & { code?: unknown },
 ): AppError {
   const allow =
-    error.code === 'EACCES'
+    error.code === 'EACCES' && address.port < 1024
       ? ", or allow ports below 1024, as the comments of 'davit admin systemd-unit' say"
       : '';
   return new AppError(

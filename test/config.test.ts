@@ -206,6 +206,10 @@ t.test('where a port below 1024 is refused, the error says what allows it', asyn
     'cannot listen on 0.0.0.0:443 (EACCES): choose another place with --listen, or allow ports below 1024, as the comments ' +
       "of 'davit admin systemd-unit' say",
   );
+  t.equal(
+    cannotListen({ host: '0.0.0.0', port: 8080 }, '--listen', refused).message,
+    'cannot listen on 0.0.0.0:8080 (EACCES): choose another place with --listen',
+  );
 });
 
 t.test('--tls-cert and --tls-key are rejected one without the other', async (t) => {
