@@ -19,6 +19,7 @@ export interface LookedUp extends Surroundings {
 }
 
 const JUST_BEGUN_MS = MINUTE_MS;
+const RESUME = 'davit admin project resume <project>; davit admin queue shows which one';
 
 /** Checks what runs and what waits. */
 export function checkDeployments(file: Case, reads: Reads, lookedUp: LookedUp): DoctorFinding[] {
@@ -63,7 +64,7 @@ function findingOfRunning(
   if (lives || serviceProcessId === null || ageMs(started_at, nowMs) <= JUST_BEGUN_MS) return undefined;
   if (waitsForResume(reads, deployment)) {
     const message = `${id} waits to start, as its project is paused`;
-    return note('deployments', message, 'davit admin project resume');
+    return note('deployments', message, RESUME);
   }
   if (process === null) {
     return problem(
@@ -114,7 +115,7 @@ function findingsOfWaiting(
     );
   }
   if (paused > 0) {
-    findings.push(note('deployments', `${paused} wait in paused projects`, 'davit admin project resume'));
+    findings.push(note('deployments', `${paused} wait in paused projects`, RESUME));
   }
   return findings;
 }

@@ -240,7 +240,7 @@ function checkClock({ nowMs }: Case, examination: ExaminedFile['examination']): 
 
 function checkService({ path, service }: Case): DoctorFinding {
   if (service === null) {
-    return note('service', 'no service is running', 'davit serve');
+    return note('service', 'no service is running', 'davit serve, or systemctl start davit');
   }
   const withoutLock = servedWithoutLock(path);
   if (withoutLock !== undefined) {

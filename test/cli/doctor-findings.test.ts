@@ -503,6 +503,7 @@ t.test('a deployment that waits to start in a paused project is a note', async (
   t.match(findingOf(await reportOf(t, there, 0), 'deployments'), {
     level: 'note',
     message: 'dpl_1 waits to start, as its project is paused',
+    advice: 'davit admin project resume <project>; davit admin queue shows which one',
   });
   release();
 });
