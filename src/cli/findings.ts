@@ -46,8 +46,14 @@ export function orOk<Check extends string>(
 
 const LEVEL_COLOURS: Record<FindingOf['level'], Colour> = { ok: 'green', note: 'yellow', problem: 'red' };
 
-/** A table of all findings, and below it the advice of those that have some. */
-export function findingsText(findings: readonly FindingOf[], terminal: Terminal): string {
+/**
+ * A table of all findings, and below it the advice of those that have some. An advice is not wrapped: a command in it, as a
+ * file's path makes long, is copied from the terminal, and the shell would take each line for another one.
+ */
+export function findingsText(
+  findings: readonly FindingOf[],
+  terminal: Pick<Terminal, 'columns' | 'colours'>,
+): string {
   const all = table(terminal, findings, [
     { title: 'CHECK', of: ({ check }) => check },
     { title: 'RESULT', of: ({ level }) => level, colour: ({ level }) => LEVEL_COLOURS[level] },
@@ -58,7 +64,7 @@ export function findingsText(findings: readonly FindingOf[], terminal: Terminal)
   );
   // The same about several findings is said once.
   const once = [...new Map(advised.map((advice) => [advice.join(' '), advice])).values()];
-  return once.length === 0 ? all : `${all}\n\nwhat to do\n${fields(terminal, once)}`;
+  return once.length === 0 ? all : `${all}\n\nwhat to do\n${fields({ columns: null }, once)}`;
 }
 
 /** If there are problems, prints how many, and throws Refusal. */
