@@ -63,14 +63,29 @@ function withSuggestion(message: string, command: Command): string {
   return `${message}: did you mean ${meant}?`;
 }
 
-/** An option that was given, and takes a further value only if it is given again; undefined: there is none. */
+/**
+ * An option that was given, and would take the word that is too many if it was given again; undefined: there is none. That
+ * word may as well be a second webhook, or a port, beside an option whose values are others.
+ */
 function repeatableOption(command: Command): Option | undefined {
+  const word = command.args[command.registeredArguments.length] ?? '';
   return command.options.find(
     (one) =>
       !one.variadic &&
       one.description.includes('may be repeated') &&
-      command.getOptionValueSource(one.attributeName()) === 'cli',
+      command.getOptionValueSource(one.attributeName()) === 'cli' &&
+      isValueOf(one, word),
   );
+}
+
+function isValueOf({ argChoices, parseArg }: Option, word: string): boolean {
+  if (argChoices !== undefined) return argChoices.includes(word);
+  try {
+    parseArg?.(word, undefined);
+    return true;
+  } catch {
+    return false;
+  }
 }
 
 function optionsOf(command: Command): Map<string, string> {
