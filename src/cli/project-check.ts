@@ -21,7 +21,10 @@ export function defineCheckProject(command: Command, context: CommandContext): v
     'Looks for what would make a deployment fail: the directory, the command and the interpreter in its first line, a ' +
       'temporary directory without room, the variables and the limits, as they are now, with the rights of the current ' +
       'user: run it as the user of the service. Does not run the command. Exit code 1 if something needs attention.',
-    ['davit admin project check website', 'sudo -u davit davit admin project check website'],
+    [
+      'davit admin project check website',
+      'sudo -u davit davit admin project check website --db /var/lib/davit/davit.db',
+    ],
   )
     .argument(...PROJECT_ARGUMENT)
     .addOption(jsonOption())

@@ -23,6 +23,7 @@ t.test('--help fits 80 columns at every level, gives examples, and lists every c
     t.strictSame([stderr, exitCode], ['', 0]);
     t.match(stdout, /^Usage: davit/);
     t.match(stdout, /^Examples:\n {2}\$ \S/m);
+    t.notMatch(stdout, /sudo -u \S+ davit (?!.*--db )/, 'sudo takes DAVIT_DB away');
     t.strictSame(
       stdout.split('\n').filter((line) => line.length > 80),
       [],
