@@ -22,11 +22,6 @@ export function isAlive(identity: ProcessIdentity): boolean {
   return stat !== undefined && stat.startedAt === identity.processStartedAt && !hasExited(stat);
 }
 
-/** The session of the process that has this id now; undefined: there is none. */
-export function sessionOf(processId: number): number | undefined {
-  return readStat(processId)?.sessionId;
-}
-
 /** What /proc/<id>/stat tells of a process, proc_pid_stat(5). */
 export interface ProcessStat {
   processId: number;
