@@ -119,107 +119,6 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     return nowMs;
   }
 
-  async function settled(): Promise<void> {
-    while (running.size > 0) await Promise.all(running);
-  }
-
-  function wake(): void {
-    wokenAtMs ??= effects.monotonicMs();
-    options.wake?.();
-  }
-
-  /** Additive increase, multiplicative decrease: it grows over some hundred ticks, and shrinks within a few. */
-  function adaptBacklogBatch(): void {
-    const waitedMs = wokenAtMs === undefined ? 0 : effects.monotonicMs() - wokenAtMs;
-    wokenAtMs = undefined;
-    backlogBatch =
-      waitedMs > LATENCY_TARGET_MS
-        ? Math.max(BACKLOG_BATCH_MIN, Math.floor(backlogBatch / 2))
-        : Math.min(BATCH_MAX, backlogBatch + 1);
-  }
-
-  function noteChanges(changes: ReadonlySet<Change>): void {
-    let isConcerned = false;
-    for (const change of changes) {
-      const webhookId = webhookOf(change);
-      const enabledId = enabledWebhookOf(change);
-      if (enabledId !== undefined) queueWalk(() => hurry(enabledId));
-      if (webhookId !== undefined) changedWebhooks.push(webhookId);
-      else if (change === 'outbox' || change === 'everything') isRescanDue = true;
-      else continue;
-      isConcerned = true;
-    }
-    if (isConcerned) wake();
-  }
-
-  function rescan(nowMs: number): void {
-    isRescanDue = false;
-    rescannedAtMs = effects.monotonicMs();
-    const pending = reads.outbox.pendingWebhooks();
-    lanes.replace(pending, nowMs);
-    if (isFirstScan) resumeHurrying(pending, nowMs);
-    isFirstScan = false;
-    // Retries can lie beyond the window if, while davit was down, the clock was set back or the window was shortened.
-    const isBeyond = pending.some(({ last_attempt_at }) => last_attempt_at > nowMs + furthestMs);
-    if (!isBeyond || queuedWalks > 0) return;
-    const window_ms = schedule.windowMs;
-    logger.warn({ window_ms }, 'retries were scheduled beyond the window: they are rescheduled');
-    queueWalk(() => reschedule(0));
-  }
-
-  /**
-   * Records that the clock was set and, if back, reschedules retries. That comes first, so that the next start finds out
-   * that it was set back if davit ends before. What `clockSettings` tells depends on the order of the records.
-   */
-  function followClock(setting: ClockSetting): void {
-    const earlierOnes = lastRecord;
-    const record = async () => {
-      await earlierOnes;
-      await writePersistently(writer, 'instance.clockWasSet', setting, effects);
-    };
-    const { byMs } = setting;
-    if (byMs >= 0) {
-      lastRecord = track(record(), 'a change of the clock could not be recorded');
-      return;
-    }
-    logger.warn({ by_ms: -byMs }, 'the clock was set back: pending retries are rescheduled');
-    queueWalk(async () => {
-      await reschedule(-byMs);
-      await record();
-    });
-    lastRecord = lastWalk;
-  }
-
-  /** Walks through retries run one after the other: one that is further on would miss what another moves to earlier. */
-  function queueWalk(steps: () => Promise<void>): void {
-    queuedWalks += 1;
-    const ended = lastWalk.then(steps).finally(() => {
-      queuedWalks -= 1;
-    });
-    lastWalk = track(ended, 'retries could not be rescheduled, or a change of the clock not recorded');
-  }
-
-  /** After the clock was set back by `byMs`: moves retries back as much, and makes those beyond the window due. */
-  async function reschedule(byMs: number): Promise<void> {
-    await inSteps<PendingPosition>((after) =>
-      writePersistently(writer, 'outbox.setBack', { byMs, furthestMs, after }, effects),
-    );
-  }
-
-  /** Completes `hurry` for webhooks that were enabled just before davit ended. */
-  function resumeHurrying(pending: readonly PendingWebhook[], nowMs: number): void {
-    for (const { webhook_id: webhookId } of pending) {
-      if (reads.outbox.isUnhurried(webhookId, nowMs)) queueWalk(() => hurry(webhookId));
-    }
-  }
-
-  /** Makes due now what was waiting for a retry when the webhook was enabled. */
-  async function hurry(webhookId: WebhookId): Promise<void> {
-    await inSteps<PendingPosition>((after) =>
-      writePersistently(writer, 'outbox.hurry', { webhookId, after }, effects),
-    );
-  }
-
   function claim(turns: readonly Turn[], nowMs: number): void {
     const requests = turns.map(({ lane, slots }) => ({
       webhookId: lane.webhookId,
@@ -236,15 +135,6 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   function beginAttempts(lane: Lane, { due, secrets, nextAtMs }: Claim, nowMs: number): void {
     for (const delivery of due) track(deliver(lane, delivery, secrets), 'an attempt could not be recorded');
     lanes.finishTurn(lane, nextAtMs, nowMs);
-  }
-
-  /** Keeps `work` for `settled`, and logs its failure. Resolves when it has ended, also if it failed. */
-  function track(work: Promise<unknown>, problem: string): Promise<void> {
-    const ended = work
-      .catch((error: unknown) => logger.error({ err: error }, problem))
-      .then(() => void running.take(place));
-    const place = running.put(ended);
-    return ended;
   }
 
   async function deliver(lane: Lane, delivery: DueDelivery, secrets: readonly string[]): Promise<void> {
@@ -380,6 +270,116 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
       next: next.kind,
     };
     logger[next.kind === 'delivered' ? 'debug' : 'info'](fields, 'delivery attempt');
+  }
+
+  /** Keeps `work` for `settled`, and logs its failure. Resolves when it has ended, also if it failed. */
+  function track(work: Promise<unknown>, problem: string): Promise<void> {
+    const ended = work
+      .catch((error: unknown) => logger.error({ err: error }, problem))
+      .then(() => void running.take(place));
+    const place = running.put(ended);
+    return ended;
+  }
+
+  async function settled(): Promise<void> {
+    while (running.size > 0) await Promise.all(running);
+  }
+
+  function wake(): void {
+    wokenAtMs ??= effects.monotonicMs();
+    options.wake?.();
+  }
+
+  /** Additive increase, multiplicative decrease: it grows over some hundred ticks, and shrinks within a few. */
+  function adaptBacklogBatch(): void {
+    const waitedMs = wokenAtMs === undefined ? 0 : effects.monotonicMs() - wokenAtMs;
+    wokenAtMs = undefined;
+    backlogBatch =
+      waitedMs > LATENCY_TARGET_MS
+        ? Math.max(BACKLOG_BATCH_MIN, Math.floor(backlogBatch / 2))
+        : Math.min(BATCH_MAX, backlogBatch + 1);
+  }
+
+  function noteChanges(changes: ReadonlySet<Change>): void {
+    let isConcerned = false;
+    for (const change of changes) {
+      const webhookId = webhookOf(change);
+      const enabledId = enabledWebhookOf(change);
+      if (enabledId !== undefined) queueWalk(() => hurry(enabledId));
+      if (webhookId !== undefined) changedWebhooks.push(webhookId);
+      else if (change === 'outbox' || change === 'everything') isRescanDue = true;
+      else continue;
+      isConcerned = true;
+    }
+    if (isConcerned) wake();
+  }
+
+  function rescan(nowMs: number): void {
+    isRescanDue = false;
+    rescannedAtMs = effects.monotonicMs();
+    const pending = reads.outbox.pendingWebhooks();
+    lanes.replace(pending, nowMs);
+    if (isFirstScan) resumeHurrying(pending, nowMs);
+    isFirstScan = false;
+    // Retries can lie beyond the window if, while davit was down, the clock was set back or the window was shortened.
+    const isBeyond = pending.some(({ last_attempt_at }) => last_attempt_at > nowMs + furthestMs);
+    if (!isBeyond || queuedWalks > 0) return;
+    const window_ms = schedule.windowMs;
+    logger.warn({ window_ms }, 'retries were scheduled beyond the window: they are rescheduled');
+    queueWalk(() => reschedule(0));
+  }
+
+  /**
+   * Records that the clock was set and, if back, reschedules retries. That comes first, so that the next start finds out
+   * that it was set back if davit ends before. What `clockSettings` tells depends on the order of the records.
+   */
+  function followClock(setting: ClockSetting): void {
+    const earlierOnes = lastRecord;
+    const record = async () => {
+      await earlierOnes;
+      await writePersistently(writer, 'instance.clockWasSet', setting, effects);
+    };
+    const { byMs } = setting;
+    if (byMs >= 0) {
+      lastRecord = track(record(), 'a change of the clock could not be recorded');
+      return;
+    }
+    logger.warn({ by_ms: -byMs }, 'the clock was set back: pending retries are rescheduled');
+    queueWalk(async () => {
+      await reschedule(-byMs);
+      await record();
+    });
+    lastRecord = lastWalk;
+  }
+
+  /** Walks through retries run one after the other: one that is further on would miss what another moves to earlier. */
+  function queueWalk(steps: () => Promise<void>): void {
+    queuedWalks += 1;
+    const ended = lastWalk.then(steps).finally(() => {
+      queuedWalks -= 1;
+    });
+    lastWalk = track(ended, 'retries could not be rescheduled, or a change of the clock not recorded');
+  }
+
+  /** After the clock was set back by `byMs`: moves retries back as much, and makes those beyond the window due. */
+  async function reschedule(byMs: number): Promise<void> {
+    await inSteps<PendingPosition>((after) =>
+      writePersistently(writer, 'outbox.setBack', { byMs, furthestMs, after }, effects),
+    );
+  }
+
+  /** Completes `hurry` for webhooks that were enabled just before davit ended. */
+  function resumeHurrying(pending: readonly PendingWebhook[], nowMs: number): void {
+    for (const { webhook_id: webhookId } of pending) {
+      if (reads.outbox.isUnhurried(webhookId, nowMs)) queueWalk(() => hurry(webhookId));
+    }
+  }
+
+  /** Makes due now what was waiting for a retry when the webhook was enabled. */
+  async function hurry(webhookId: WebhookId): Promise<void> {
+    await inSteps<PendingPosition>((after) =>
+      writePersistently(writer, 'outbox.hurry', { webhookId, after }, effects),
+    );
   }
 }
 
