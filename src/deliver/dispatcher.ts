@@ -9,8 +9,7 @@ import type { Claim, DueDelivery, PendingWebhook } from '../store/outbox.ts';
 import {
   DISABLE_AFTER_FAILING_MS,
   type PendingPosition,
-  type Settled,
-  type SettledLast,
+  type SettledAndDisabled,
   type Settlement,
 } from '../store/settlements.ts';
 import { inSteps } from '../store/steps.ts';
@@ -172,7 +171,8 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     // is not sent over and over.
     const written = await writePersistently(writer, 'outbox.settle', settlement, effects);
     lanes.recorded(slot, now());
-    const settled = typeof written === 'string' ? written : disabled(lane, written);
+    if (typeof written === 'object') noteDisabled(lane, written);
+    const settled = typeof written === 'object' ? written.delivery : written;
     metrics?.settled(settlement, settled);
     // A claim that came while it was under way has skipped it.
     if (settled === 'onNewerLadder') lanes.schedule(lane.webhookId, now(), now());
@@ -196,10 +196,9 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   }
 
   /** Logs that the webhook was disabled with this attempt, as nothing else tells the operator. */
-  function disabled({ webhookId }: Lane, { delivery, disabledFor }: SettledLast): Settled {
+  function noteDisabled({ webhookId }: Lane, { disabledFor }: SettledAndDisabled): void {
     logger.warn({ webhook_id: webhookId, reason: disabledFor }, 'a webhook is disabled');
     metrics?.disabled();
-    return delivery;
   }
 
   /** What an attempt means for the delivery and for its webhook. */

@@ -52,7 +52,7 @@ export interface Settlement {
 export type Settled = StoredStatus | 'onNewerLadder' | 'gone';
 
 /** A failure that disabled the webhook, and why. */
-export interface SettledLast {
+export interface SettledAndDisabled {
   delivery: Settled;
   disabledFor: string;
 }
@@ -165,7 +165,7 @@ export function settlementWrites({ database, effects, changed }: WriteContext) {
      * Records an attempt and what follows from it for the delivery and its webhook. Records nothing if the delivery is
      * gone.
      */
-    settle(settlement: Settlement): Settled | SettledLast {
+    settle(settlement: Settlement): Settled | SettledAndDisabled {
       const { seq, webhookId, url, enabledAtMs, attempt, attemptCount, next } = settlement;
       const atMs = attempt.atMs + attempt.durationMs;
       const settled = settleDelivery(settlement, atMs);
