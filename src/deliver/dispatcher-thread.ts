@@ -10,11 +10,11 @@ import { openInPlace } from '../store/place.ts';
 import { openReads } from '../store/store.ts';
 import { connectWriter } from '../store/writer-port.ts';
 import { createDispatcher } from './dispatcher.ts';
+import type { DispatcherThreadData, FromDispatcherThread, ToDispatcherThread } from './dispatcher-port.ts';
 import { deliveryMetrics } from './metrics.ts';
 import { createPinger } from './ping.ts';
 import { createReplayer } from './replays.ts';
 import { createSender } from './send.ts';
-import type { DispatcherThreadData, FromDispatcherThread, ToDispatcherThread } from './thread.ts';
 
 /*
  * The dispatcher has a thread of its own: in the one that accepts requests, the p99 of accepting a deployment rises from

@@ -2,7 +2,7 @@ import { copyFileSync, renameSync, truncateSync } from 'node:fs';
 import { join } from 'node:path';
 import { MessageChannel } from 'node:worker_threads';
 import t, { type Test } from 'tap';
-import { startDispatcherThread } from '../../src/deliver/thread.ts';
+import { startDispatcherThread } from '../../src/deliver/dispatcher-port.ts';
 import { realEffects } from '../../src/effects.ts';
 import { openForWriting } from '../../src/store/database.ts';
 import { identifyFiles } from '../../src/store/place.ts';
