@@ -33,7 +33,7 @@ import { lockForServing, lockPath } from './store/lock.ts';
 import { networkProblem } from './store/mounts.ts';
 import { areInPlace, exposureProblem, identifyFiles, sharedMemoryPath } from './store/place.ts';
 import { createPruner } from './store/pruner.ts';
-import { startStoreThread } from './store/store.ts';
+import { startWriterThread } from './store/store.ts';
 import { walBytesOf } from './store/wal.ts';
 import { writerMetrics } from './store/writer-metrics.ts';
 import {
@@ -110,8 +110,8 @@ export async function startService(
   let stoppingSinceMs: number | undefined;
   await using started = new AsyncDisposableStack();
   // First, as loading the thread takes as long as everything that is done before it is needed.
-  const storeThread = startStoreThread(onFatal);
-  started.defer(storeThread.end);
+  const writerThread = startWriterThread(onFatal);
+  started.defer(writerThread.end);
   const log = { level: config.logLevel, form: logFormOf(process.stderr) };
   const logger = createLogger(log, effects);
   const certificates = certificatesOf(config, effects, logger);
@@ -142,7 +142,7 @@ export async function startService(
       ? undefined
       : { writer: newMetricsMemory(), dispatcher: newMetricsMemory() };
   const [store, { createApi }, posix] = await Promise.all([
-    storeThread.open(dbPath, [dispatcherToWriter.port1], metricsMemory?.writer),
+    writerThread.open(dbPath, [dispatcherToWriter.port1], metricsMemory?.writer),
     import('./http/api.ts'),
     loadPosix(),
   ]);

@@ -41,7 +41,7 @@ export function storeOn(database: Database, effects: Effects): Store {
 }
 
 /** The writer's thread. It loads in the background, and does nothing before `open`. */
-interface StoreThread {
+interface WriterThread {
   /**
    * Opens the file; rejects when the thread cannot. `ports` let other threads use the writer; `metricsMemory` is for its
    * metrics.
@@ -52,7 +52,7 @@ interface StoreThread {
 }
 
 /** For the service: reads in this thread, the writer in its own. `onCrash` is called if that dies, which is fatal. */
-export function startStoreThread(onCrash: (error: unknown) => void): StoreThread {
+export function startWriterThread(onCrash: (error: unknown) => void): WriterThread {
   const thread = startThread('store/writer-thread');
   const ready = Promise.withResolvers<void>();
   const ended = Promise.withResolvers<never>();

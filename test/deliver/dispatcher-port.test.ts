@@ -6,7 +6,7 @@ import { startDispatcherThread } from '../../src/deliver/dispatcher-port.ts';
 import { realEffects } from '../../src/effects.ts';
 import { openForWriting } from '../../src/store/database.ts';
 import { identifyFiles } from '../../src/store/place.ts';
-import { type Store, startStoreThread } from '../../src/store/store.ts';
+import { type Store, startWriterThread } from '../../src/store/store.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { until } from '../helpers/commands.ts';
 import { LOOPBACK_RULES, newReplay, newWebhook } from '../helpers/deliveries.ts';
@@ -94,7 +94,7 @@ async function threads(t: Test, schedule = DEFAULT_SCHEDULE) {
   openForWriting(path, realEffects).close();
   const crashed = (error: unknown) => t.fail('a thread crashed', { error });
   const door = new MessageChannel();
-  const store = await startStoreThread(crashed).open(path, [door.port1]);
+  const store = await startWriterThread(crashed).open(path, [door.port1]);
   const dispatcher = startDispatcherThread(crashed, realEffects);
   t.teardown(async () => {
     await dispatcher.stop(0);

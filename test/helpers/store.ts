@@ -17,7 +17,7 @@ import { type Database, openForReading, openForWriting } from '../../src/store/d
 import type { Caller, NewKey } from '../../src/store/keys.ts';
 import type { ProjectSettings } from '../../src/store/projects.ts';
 import type { NewDeployment } from '../../src/store/queue.ts';
-import { type Store, startStoreThread, storeOn } from '../../src/store/store.ts';
+import { type Store, startWriterThread, storeOn } from '../../src/store/store.ts';
 import type { DeploymentEnd } from '../../src/store/transitions.ts';
 import { fakeEffects } from './effects.ts';
 
@@ -34,7 +34,7 @@ export function openWithThread(
   path: string,
   { ports = [], metricsMemory }: { ports?: MessagePort[]; metricsMemory?: SharedArrayBuffer } = {},
 ): Promise<Store> {
-  return startStoreThread((error) => t.fail('the writer died', { error })).open(path, ports, metricsMemory);
+  return startWriterThread((error) => t.fail('the writer died', { error })).open(path, ports, metricsMemory);
 }
 
 export interface TestStore extends Store, Makers {

@@ -6,7 +6,7 @@ import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
 import type { Attempt, KeyId } from '../../src/domain.ts';
 import type { Change } from '../../src/store/context.ts';
-import { startStoreThread } from '../../src/store/store.ts';
+import { startWriterThread } from '../../src/store/store.ts';
 import { type Writer, writePersistently } from '../../src/store/writer.ts';
 import { connectWriter } from '../../src/store/writer-port.ts';
 import { until } from '../helpers/commands.ts';
@@ -31,7 +31,7 @@ t.test('each port announces the changes that concern it, and that another proces
 
 t.test('a thread that was started but not opened touches no file, and ends without an error', async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
-  const thread = startStoreThread((error) => t.fail('the writer died', { error }));
+  const thread = startWriterThread((error) => t.fail('the writer died', { error }));
   await thread.end();
   t.notOk(existsSync(path));
   await t.rejects(thread.open(path, []), { message: 'the writer thread ended' });
@@ -41,7 +41,7 @@ t.test('a thread that was started but not opened touches no file, and ends witho
 t.test('open rejects with the cause when the thread cannot open the file', async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
   writeFileSync(path, 'something else altogether');
-  const thread = startStoreThread((error) => t.fail('it was not open yet', { error }));
+  const thread = startWriterThread((error) => t.fail('it was not open yet', { error }));
   await t.rejects(thread.open(path, []), { message: /is not a davit file/ });
   await thread.end();
   t.equal(readFileSync(path, 'utf8'), 'something else altogether');
@@ -51,7 +51,7 @@ t.test(
   'ending a thread right after it opened its file, as a failed start does, is not reported as a crash',
   async (t) => {
     const path = join(temporaryDirectory(t), 'davit.db');
-    const thread = startStoreThread((error) => t.fail('the writer died', { error }));
+    const thread = startWriterThread((error) => t.fail('the writer died', { error }));
     await thread.open(path, []);
     await thread.end();
   },
@@ -59,7 +59,7 @@ t.test(
 
 t.test('a close rejects with the cause when the writer dies in the middle of it', async (t) => {
   const { port1, port2 } = new MessageChannel();
-  const thread = startStoreThread((error) => t.fail('it was told to end', { error }));
+  const thread = startWriterThread((error) => t.fail('it was told to end', { error }));
   const store = await thread.open(join(temporaryDirectory(t), 'davit.db'), [port1]);
   // Ending the checkpoint thread takes a while, in which the writer still reads messages.
   await until(() => threadNames().includes(CHECKPOINTER));
