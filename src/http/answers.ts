@@ -2,7 +2,7 @@ import { hash } from 'node:crypto';
 import type { Request, ResponseObject, ResponseToolkit } from '@hapi/hapi';
 import type { Attempt } from '../domain.ts';
 import { AppError } from '../errors.ts';
-import { type Answer, type IdempotencyMemory, keyReused } from '../store/idempotency.ts';
+import { type Answer, keyReused, type RequestIdentity } from '../store/idempotency.ts';
 import type { AnsweringOperation, AnswerRequest, InputOf } from '../store/operations.ts';
 import type { Writer } from '../store/writer.ts';
 import { callerOf } from './auth.ts';
@@ -72,54 +72,54 @@ export function createAnswers(writer: Writer): Answers {
 
   return {
     async write(request, h, operation, input) {
-      const memory = idempotencyMemory(request);
-      if (input === undefined) return repeat(memory, h);
-      const answer = repeatedUnderWay(memory) ?? writeNow(request, memory, operation, input);
+      const identity = identityOf(request);
+      if (input === undefined) return repeat(identity, h);
+      const answer = repeatedUnderWay(identity) ?? writeNow(request, identity, operation, input);
       return respond(h, await answer);
     },
 
-    writePlanned: (request, h, operation, plan) =>
-      planned(request, idempotencyMemory(request), h, operation, plan),
+    writePlanned: (request, h, operation, plan) => planned(request, identityOf(request), h, operation, plan),
 
     async attempt(request, h, perform) {
-      const memory = idempotencyMemory(request);
-      if (perform !== undefined && memory === null) return h.response(await perform());
-      return planned(request, memory, h, 'pings.keep', perform);
+      const identity = identityOf(request);
+      if (perform !== undefined && identity === null) return h.response(await perform());
+      return planned(request, identity, h, 'pings.keep', perform);
     },
   };
 
   async function planned<Name extends AnsweringOperation>(
     request: WriteRequest,
-    memory: IdempotencyMemory | null,
+    identity: RequestIdentity | null,
     h: Toolkit,
     operation: Name,
     plan: (() => Promise<InputOf<Name>>) | undefined,
   ): Promise<ResponseObject> {
-    if (plan === undefined) return repeat(memory, h);
-    const perform = async () => writeNow(request, memory, operation, await plan());
-    return respond(h, await (memory === null ? perform() : performOnce(memory, perform)));
+    if (plan === undefined) return repeat(identity, h);
+    const perform = async () => writeNow(request, identity, operation, await plan());
+    return respond(h, await (identity === null ? perform() : performOnce(identity, perform)));
   }
 
   function writeNow<Name extends AnsweringOperation>(
     request: WriteRequest,
-    memory: IdempotencyMemory | null,
+    identity: RequestIdentity | null,
     operation: Name,
     input: InputOf<Name>,
   ): Promise<Answer> {
     const { keyId } = callerOf(request);
-    return writer.write('answer', { operation, input, keyId, memory, ...FORMS[operation] } as AnswerRequest);
+    const asked = { operation, input, keyId, identity, ...FORMS[operation] };
+    return writer.write('answer', asked as AnswerRequest);
   }
 
-  async function repeat(memory: IdempotencyMemory | null, h: Toolkit): Promise<ResponseObject> {
-    const remembered = memory === null ? undefined : await recallIfSame(memory);
+  async function repeat(identity: RequestIdentity | null, h: Toolkit): Promise<ResponseObject> {
+    const remembered = identity === null ? undefined : await recallIfSame(identity);
     if (remembered === undefined) throw notFound();
     return respond(h, remembered);
   }
 
   /** Also undefined if the key was used for another request: visibility comes first, so that is 404 and not 422. */
-  async function recallIfSame(memory: IdempotencyMemory): Promise<Answer | undefined> {
+  async function recallIfSame(identity: RequestIdentity): Promise<Answer | undefined> {
     try {
-      return await (repeatedUnderWay(memory) ?? writer.write('idempotency.recall', memory));
+      return await (repeatedUnderWay(identity) ?? writer.write('idempotency.recall', identity));
     } catch (error) {
       if (error instanceof AppError && error.code === 'idempotency_key_reused') return undefined;
       throw error;
@@ -127,28 +127,28 @@ export function createAnswers(writer: Writer): Answers {
   }
 
   /** The future answer of the request under way with this key. Throws `idempotency_key_reused` for another request. */
-  function repeatedUnderWay(memory: IdempotencyMemory | null): Promise<Answer> | undefined {
-    if (memory === null) return undefined;
-    const first = underWay.get(inMemoryKey(memory));
+  function repeatedUnderWay(identity: RequestIdentity | null): Promise<Answer> | undefined {
+    if (identity === null) return undefined;
+    const first = underWay.get(underWayKey(identity));
     if (first === undefined) return undefined;
-    if (Buffer.compare(first.requestHash, memory.requestHash) !== 0) throw keyReused();
+    if (Buffer.compare(first.requestHash, identity.requestHash) !== 0) throw keyReused();
     return first.answer.then((answer) => ({ ...answer, replayed: true }));
   }
 
-  async function performOnce(memory: IdempotencyMemory, perform: () => Promise<Answer>): Promise<Answer> {
+  async function performOnce(identity: RequestIdentity, perform: () => Promise<Answer>): Promise<Answer> {
     // Before it counts as under way: a request that is refused because of a stored answer must not refuse its repeats.
-    const remembered = await writer.write('idempotency.recall', memory);
+    const remembered = await writer.write('idempotency.recall', identity);
     if (remembered !== undefined) return remembered;
-    const repeated = repeatedUnderWay(memory);
+    const repeated = repeatedUnderWay(identity);
     if (repeated !== undefined) return await repeated;
-    const name = inMemoryKey(memory);
+    const name = underWayKey(identity);
     const answer = perform().finally(() => underWay.delete(name));
-    underWay.set(name, { requestHash: memory.requestHash, answer });
+    underWay.set(name, { requestHash: identity.requestHash, answer });
     return await answer;
   }
 }
 
-function inMemoryKey({ keyId, idempotencyKey }: IdempotencyMemory): string {
+function underWayKey({ keyId, idempotencyKey }: RequestIdentity): string {
   return `${keyId} ${idempotencyKey}`;
 }
 
@@ -160,7 +160,8 @@ function respond(h: Toolkit, { statusCode, location, body, replayed }: Answer): 
   return response;
 }
 
-function idempotencyMemory(request: WriteRequest): IdempotencyMemory | null {
+/** Null: it has no Idempotency-Key. */
+function identityOf(request: WriteRequest): RequestIdentity | null {
   const key = idempotencyKey(request);
   if (key === undefined) return null;
   return { keyId: callerOf(request).keyId, idempotencyKey: key, requestHash: requestHash(request) };

@@ -2,8 +2,8 @@ import type { KeyId } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import type { WriteContext } from './context.ts';
 
-/** Identifies the answer that a repeated request is given. */
-export interface IdempotencyMemory {
+/** What tells that a request repeats an earlier one, whose answer it is given. */
+export interface RequestIdentity {
   keyId: KeyId;
   idempotencyKey: string;
   /** SHA-256 over method, path and validated body. */
@@ -36,12 +36,12 @@ export function idempotencyWrites({ database, effects }: WriteContext) {
      * Performs a write and stores its answer, or returns the stored one. Both happen in one transaction, so that
      * concurrent repeats find the row. Throws `idempotency_key_reused` for another request with the same key.
      */
-    once(memory: IdempotencyMemory | null, perform: () => Omit<Answer, 'replayed'>): Answer {
-      if (memory === null) return { ...perform(), replayed: false };
-      const remembered = recall(memory);
+    once(identity: RequestIdentity | null, perform: () => Omit<Answer, 'replayed'>): Answer {
+      if (identity === null) return { ...perform(), replayed: false };
+      const remembered = recall(identity);
       if (remembered !== undefined) return remembered;
       const answer = perform();
-      const { keyId, idempotencyKey, requestHash } = memory;
+      const { keyId, idempotencyKey, requestHash } = identity;
       remember.run({ keyId, idempotencyKey, requestHash, createdAt: effects.now(), ...answer });
       return { ...answer, replayed: false };
     },
@@ -50,7 +50,7 @@ export function idempotencyWrites({ database, effects }: WriteContext) {
   };
 
   /** The stored answer to the request; undefined if it is new. Throws `idempotency_key_reused`. */
-  function recall({ keyId, idempotencyKey, requestHash }: IdempotencyMemory): Answer | undefined {
+  function recall({ keyId, idempotencyKey, requestHash }: RequestIdentity): Answer | undefined {
     const found = find.get({ keyId, idempotencyKey });
     if (found === undefined) return undefined;
     if (Buffer.compare(found.request_hash, requestHash) !== 0) throw keyReused();

@@ -3,7 +3,7 @@ import type { WriteContext } from './context.ts';
 import { deliveryWrites } from './deliveries.ts';
 import { deploymentReads } from './deployments.ts';
 import { eventWrites } from './events.ts';
-import { type Answer, type IdempotencyMemory, idempotencyWrites } from './idempotency.ts';
+import { type Answer, idempotencyWrites, type RequestIdentity } from './idempotency.ts';
 import { instanceWrites } from './instance.ts';
 import { keyWrites } from './keys.ts';
 import { logWrites } from './logs.ts';
@@ -77,7 +77,7 @@ export function makeOperations(context: WriteContext) {
    */
   function answer(request: AnswerRequest): Answer {
     keys.refuseRevoked(request.keyId);
-    return idempotency.once(request.memory, () => {
+    return idempotency.once(request.identity, () => {
       const result = operations[request.operation](request.input as never) as { id: string } | undefined;
       return {
         statusCode: request.statusCode,
@@ -110,7 +110,7 @@ export type AnswerRequest = {
     input: InputOf<Name>;
     /** The key that makes the request. */
     keyId: KeyId;
-    memory: IdempotencyMemory | null;
+    identity: RequestIdentity | null;
     statusCode: number;
     /** The `Location` header is this followed by the new resource's id; null: no such header. */
     locationPrefix: string | null;

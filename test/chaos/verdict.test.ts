@@ -358,12 +358,12 @@ async function acknowledged(
     idempotencyKey: `key-${ledger.writes.length}`,
     expectedStatus: 201,
   });
-  const memory = {
+  const identity = {
     keyId,
     idempotencyKey: entry.idempotencyKey ?? '',
     requestHash: createHash('sha256').update(name).digest(),
   };
-  const request = { ...write, keyId, memory, statusCode: 201 } as AnswerRequest;
+  const request = { ...write, keyId, identity, statusCode: 201 } as AnswerRequest;
   const { body, location } = await store.writer.write('answer', request);
   ledger.acknowledge(entry, { status: 201, location, body }, false);
   return body;

@@ -58,7 +58,7 @@ t.test('a repeated request is replayed even if the state would forbid it by now'
 
 t.test('without an idempotency key nothing is remembered, and each request is performed', async (t) => {
   const store = testStore(t);
-  const request: AnswerRequest = { ...(await deploymentRequest(store, 'one')), memory: null };
+  const request: AnswerRequest = { ...(await deploymentRequest(store, 'one')), identity: null };
   for (const deployments of [1, 2]) {
     t.match(await store.writer.write('answer', request), { statusCode: 201, replayed: false });
     t.equal(store.query('SELECT * FROM deployments').length, deployments);
@@ -89,18 +89,18 @@ async function deploymentRequest(
     operation: 'deployments.create',
     input: newDeployment(projectId ?? (await store.project()), { keyId }),
     keyId,
-    memory: { keyId, idempotencyKey, requestHash: Buffer.alloc(32, 1) },
+    identity: { keyId, idempotencyKey, requestHash: Buffer.alloc(32, 1) },
     statusCode: 201,
     locationPrefix: '/v2/deployments/',
   };
 }
 
 function withKey(request: AnswerRequest, idempotencyKey: string): AnswerRequest {
-  if (request.memory === null) throw new Error('a request without an idempotency key');
-  return { ...request, memory: { ...request.memory, idempotencyKey } };
+  if (request.identity === null) throw new Error('a request without an idempotency key');
+  return { ...request, identity: { ...request.identity, idempotencyKey } };
 }
 
 function withHash(request: AnswerRequest, fill: number): AnswerRequest {
-  if (request.memory === null) throw new Error('a request without an idempotency key');
-  return { ...request, memory: { ...request.memory, requestHash: Buffer.alloc(32, fill) } };
+  if (request.identity === null) throw new Error('a request without an idempotency key');
+  return { ...request, identity: { ...request.identity, requestHash: Buffer.alloc(32, fill) } };
 }

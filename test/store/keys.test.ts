@@ -42,7 +42,7 @@ t.test('a write that was authenticated before its key was revoked is rejected af
   const store = testStore(t);
   const { keyId } = await store.key();
   const projectId = await store.project();
-  const asks = { keyId, memory: null, statusCode: 201 };
+  const asks = { keyId, identity: null, statusCode: 201 };
   const webhook = {
     keyId,
     url: 'https://hooks.example.org/',

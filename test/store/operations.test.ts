@@ -187,7 +187,7 @@ t.test('a revoked key keeps no other key from its writes, nor its webhooks from 
     operation: 'deployments.create',
     input: newDeployment(projectId, { keyId }),
     keyId,
-    memory: null,
+    identity: null,
     statusCode: 201,
     locationPrefix: null,
   });

@@ -218,7 +218,7 @@ t.test('idempotency keys are remembered for three days, whatever the retention',
     operation: 'deployments.create',
     input: newDeployment(projectId, { keyId }),
     keyId,
-    memory: { keyId, idempotencyKey: 'ci-1', requestHash: Buffer.alloc(32) },
+    identity: { keyId, idempotencyKey: 'ci-1', requestHash: Buffer.alloc(32) },
     statusCode: 201,
     locationPrefix: '/v2/deployments/',
   } as const;

@@ -173,7 +173,7 @@ async function open(t: Test) {
       operation: 'pings.keep',
       input: { response_body: 'x'.repeat(pages * 4_092) } as Attempt,
       keyId,
-      memory: { keyId, idempotencyKey: randomUUID(), requestHash: Buffer.alloc(32) },
+      identity: { keyId, idempotencyKey: randomUUID(), requestHash: Buffer.alloc(32) },
       statusCode: 200,
       locationPrefix: null,
     });

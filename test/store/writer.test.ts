@@ -509,7 +509,7 @@ t.test('the WAL is copied into the file even if no listener is notified of the w
     operation: 'pings.keep',
     input: { response_body: 'x'.repeat(limitBytes) } as Attempt,
     keyId: key.id,
-    memory: { keyId: key.id, idempotencyKey: 'large', requestHash: Buffer.alloc(32) },
+    identity: { keyId: key.id, idempotencyKey: 'large', requestHash: Buffer.alloc(32) },
     statusCode: 200,
     locationPrefix: null,
   });
@@ -544,7 +544,7 @@ t.test(
         operation: 'pings.keep',
         input: { response_body: 'x'.repeat(8 * 1024 * 1024) } as Attempt,
         keyId: key.id,
-        memory: { keyId: key.id, idempotencyKey, requestHash: Buffer.alloc(32) },
+        identity: { keyId: key.id, idempotencyKey, requestHash: Buffer.alloc(32) },
         statusCode: 200,
         locationPrefix: null,
       });
