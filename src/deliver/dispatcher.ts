@@ -4,7 +4,7 @@ import { MINUTE_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
 import { createSlots } from '../slots.ts';
-import { type Change, enabledWebhookOf, webhookOf } from '../store/context.ts';
+import { type Change, enabledWebhookOf, webhookOf } from '../store/changes.ts';
 import type { Claim, DueDelivery, PendingWebhook } from '../store/outbox.ts';
 import {
   DISABLE_AFTER_FAILING_MS,

@@ -4,7 +4,7 @@ import type { Plugin, Request, ResponseObject, ResponseToolkit } from '@hapi/hap
 import type { DeploymentId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { invalid } from '../errors.ts';
-import { logChange } from '../store/context.ts';
+import { logChange } from '../store/changes.ts';
 import type { DeploymentProgress } from '../store/deployments.ts';
 import type { Reads } from '../store/store.ts';
 import { callerOf, currentCaller } from './auth.ts';

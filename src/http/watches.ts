@@ -3,7 +3,7 @@ import type { KeyId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import { createSlots } from '../slots.ts';
-import type { Change } from '../store/context.ts';
+import type { Change } from '../store/changes.ts';
 import type { Writer } from '../store/writer.ts';
 import { isUnread, UNREAD } from '../unread.ts';
 

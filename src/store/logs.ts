@@ -1,5 +1,6 @@
 import type { DeploymentId } from '../domain.ts';
-import { logChange, type WriteContext } from './context.ts';
+import { logChange } from './changes.ts';
+import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
 
 /** A piece of a log; `start` counts the bytes that were printed before it. */

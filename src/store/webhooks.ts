@@ -11,7 +11,8 @@ import {
 } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import { newSigningSecret } from '../secrets.ts';
-import { enabledChange, type WriteContext } from './context.ts';
+import { enabledChange } from './changes.ts';
+import type { WriteContext } from './context.ts';
 import { type Database, inSnapshot } from './database.ts';
 import type { Caller } from './keys.ts';
 import { type ListPage, pageOf } from './list-page.ts';

@@ -1,7 +1,7 @@
 import type { MessagePort, Worker } from 'node:worker_threads';
 import { AppError } from '../errors.ts';
 import { createSlots } from '../slots.ts';
-import type { Change } from './context.ts';
+import type { Change } from './changes.ts';
 import type { InputOf, OperationName, OutputOf } from './operations.ts';
 import type { CommitListener, GroupCommit, QueuedWrite, Writer } from './writer.ts';
 

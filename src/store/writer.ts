@@ -1,6 +1,6 @@
 import { delay, type Effects } from '../effects.ts';
 import { AppError, isStorageProblem, isUnavailable } from '../errors.ts';
-import type { Change } from './context.ts';
+import type { Change } from './changes.ts';
 import {
   BUSY_TIMEOUT_MS,
   checkpoint,

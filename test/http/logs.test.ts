@@ -10,7 +10,7 @@ import type { DeploymentId, KeyId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { createLogEvents } from '../../src/http/log-events.ts';
 import { createWatches } from '../../src/http/watches.ts';
-import { logChange } from '../../src/store/context.ts';
+import { logChange } from '../../src/store/changes.ts';
 import { until } from '../helpers/commands.ts';
 import { type DeploymentsHttp, startDeploymentsHttp, startExecutor } from '../helpers/deploying.ts';
 import { fakeEffects } from '../helpers/effects.ts';

@@ -5,7 +5,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import t, { type Test } from 'tap';
 import type { DeploymentId, KeyId } from '../../src/domain.ts';
 import { closeWithResponse, createWatches } from '../../src/http/watches.ts';
-import { logChange } from '../../src/store/context.ts';
+import { logChange } from '../../src/store/changes.ts';
 import { giveUpReading } from '../../src/unread.ts';
 import { startDeploymentsHttp } from '../helpers/deploying.ts';
 import { fakeEffects } from '../helpers/effects.ts';

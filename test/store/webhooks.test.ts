@@ -1,7 +1,7 @@
 import t from 'tap';
 import type { KeyId, WebhookId } from '../../src/domain.ts';
 import { DAY_MS } from '../../src/durations.ts';
-import { type Change, enabledChange } from '../../src/store/context.ts';
+import { type Change, enabledChange } from '../../src/store/changes.ts';
 import { openForWriting } from '../../src/store/database.ts';
 import { WEBHOOKS_OF_KEY_MAX, type WebhookUpdate, webhookWrites } from '../../src/store/webhooks.ts';
 import { newDeliveries, newReplay, newWebhook, storeWithWebhook } from '../helpers/deliveries.ts';

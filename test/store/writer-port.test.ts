@@ -3,7 +3,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import { MessageChannel } from 'node:worker_threads';
 import t, { type Test } from 'tap';
 import { AppError } from '../../src/errors.ts';
-import type { Change } from '../../src/store/context.ts';
+import type { Change } from '../../src/store/changes.ts';
 import type { GroupCommit, QueuedWrite } from '../../src/store/writer.ts';
 import { connectWriter, serveWriter } from '../../src/store/writer-port.ts';
 

@@ -5,7 +5,7 @@ import { MessageChannel } from 'node:worker_threads';
 import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
 import type { Attempt, KeyId } from '../../src/domain.ts';
-import type { Change } from '../../src/store/context.ts';
+import type { Change } from '../../src/store/changes.ts';
 import { startWriterThread } from '../../src/store/store.ts';
 import { type Writer, writePersistently } from '../../src/store/writer.ts';
 import { connectWriter } from '../../src/store/writer-port.ts';
