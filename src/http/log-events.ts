@@ -32,7 +32,7 @@ type LogEvents = (follower: LogFollower) => AsyncGenerator<Buffer, void, undefin
  */
 export function createLogEvents(reads: Reads, effects: Pick<Effects, 'monotonicMs'>): LogEvents {
   // Clients that follow a log live are all at the same offset: the first read serves all of them, with the same bytes.
-  const cached = reads.instance.readCache<NextEvent>();
+  const cached = reads.cache<NextEvent>();
 
   return async function* ({ id, from, watch, mayFollow }) {
     // Sent at once, as the response's head goes out with the first chunk. With an id, so that a client that loses the

@@ -8,8 +8,8 @@ import { routeOptions } from './route-options.ts';
 import { pageParameters, pathId, querySchema } from './validation.ts';
 
 /** The projects that a key sees: a list, and one by its id. */
-export function projects({ projects, instance }: Reads, pages: Pages): Plugin<void> {
-  const listed = instance.readCache<string>();
+export function projects({ projects, cache }: Reads, pages: Pages): Plugin<void> {
+  const listed = cache<string>();
   return {
     name: 'projects',
     register(server) {

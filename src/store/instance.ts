@@ -1,10 +1,9 @@
 import { type ClockSetting, SETTINGS_MAX, STEP_MS } from '../clock.ts';
 import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
-import { createReadCache, type Moment } from './read-cache.ts';
 
 /** Values of the file as a whole. */
-export function instanceReads(database: Database, moment: () => Moment) {
+export function instanceReads(database: Database) {
   const cursorSecret = database.prepare<[], Buffer>('SELECT cursor_secret FROM instance').pluck();
   const clockSettings = database.prepare<[], ClockSetting>(
     'SELECT at AS atMs, by_ms AS byMs FROM clock_settings ORDER BY seq',
@@ -41,9 +40,6 @@ export function instanceReads(database: Database, moment: () => Moment) {
 
     /** Changes whenever another connection, of this process or another, has committed. */
     dataVersion: (): number => dataVersion.get() ?? 0,
-
-    /** Creates a cache of reads that is valid until the next commit. */
-    readCache: <Value>() => createReadCache<Value>(moment),
   };
 
   /**

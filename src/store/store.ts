@@ -11,7 +11,7 @@ import { keyReads } from './keys.ts';
 import { logReads } from './logs.ts';
 import { outboxReads } from './outbox.ts';
 import { projectReads } from './projects.ts';
-import { createMoments } from './read-cache.ts';
+import { createMoments, createReadCache } from './read-cache.ts';
 import { replayReads } from './replays.ts';
 import { webhookReads } from './webhooks.ts';
 import { createWriter, type Writer } from './writer.ts';
@@ -110,7 +110,7 @@ export function readsOn(database: Database) {
   const deployments = deploymentReads(database);
   const webhooks = webhookReads(database);
   return {
-    instance: instanceReads(database, moment),
+    instance: instanceReads(database),
     keys: keyReads(database, moment),
     projects: projectReads(database),
     deployments,
@@ -121,5 +121,7 @@ export function readsOn(database: Database) {
     outbox: outboxReads(database),
     backlog: backlogReads(database, deployments, webhooks),
     gauges: gaugeReads(database),
+    /** Creates a cache of reads that is valid until the next commit. */
+    cache: <Value>() => createReadCache<Value>(moment),
   };
 }
