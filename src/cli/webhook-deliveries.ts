@@ -87,7 +87,7 @@ function printDeliveries(items: readonly Delivery[], store: Store, context: Comm
       { title: 'EVENT', of: ({ event_type }) => event_type, shorten: shortEvents },
       { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => STATUS_COLOURS[status] },
       { title: 'ATTEMPTS', of: ({ attempt_count }) => String(attempt_count) },
-      { title: 'LAST', of: ({ id }) => store.reads.backlog.lastResult(id) ?? '', shorten: shortSentence },
+      { title: 'LAST', of: ({ id }) => store.reads.deliveries.lastResult(id) ?? '', shorten: shortSentence },
       { title: 'NEXT', of: ({ next_attempt_at }) => moment(context, next_attempt_at) },
       { title: 'CREATED', of: ({ created_at }) => moment(context, created_at) },
     ]),

@@ -1,5 +1,4 @@
 import {
-  type DeliveryId,
   type Deployment,
   type DeploymentId,
   type KeyId,
@@ -133,11 +132,6 @@ export function backlogReads(database: Database, deployments: DeploymentReads, w
                        AND (a.error IS NOT NULL OR a.status_code NOT BETWEEN 200 AND 299)
        ORDER BY a.at DESC LIMIT 1`)
     .pluck();
-  const lastResult = database
-    .prepare<[string], string | number>(
-      'SELECT coalesce(error, status_code) FROM attempts WHERE delivery_id = +? ORDER BY number DESC LIMIT 1',
-    )
-    .pluck();
   const countReplays = database
     .prepare<[], number>('SELECT count(*) FROM replays WHERE finished_at IS NULL')
     .pluck();
@@ -154,12 +148,6 @@ export function backlogReads(database: Database, deployments: DeploymentReads, w
 
     /** All webhooks except deleted ones, oldest first. */
     webhooks: (nowMs: number): WebhookBacklog[] => inSnapshot(database, () => everyWebhook(nowMs)),
-
-    /** The result of a delivery's last attempt: a status code or an error; null before the first attempt. */
-    lastResult(id: DeliveryId): string | null {
-      const result = lastResult.get(id);
-      return result === undefined ? null : String(result);
-    },
 
     /** Undefined if there is no such webhook or it is deleted. */
     webhook: (id: string, nowMs: number): WebhookBacklog | undefined =>

@@ -94,6 +94,11 @@ export function deliveryReads(database: Database, searching: Searching = {}) {
     SELECT number, at, status_code, error, duration_ms, remote_address,
            CASE WHEN number > +:bodiesAfter THEN response_body END AS response_body, trigger
       FROM attempts WHERE delivery_id = +:id ORDER BY number`);
+  const lastResult = database
+    .prepare<[string], string | number>(
+      'SELECT coalesce(error, status_code) FROM attempts WHERE delivery_id = +? ORDER BY number DESC LIMIT 1',
+    )
+    .pluck();
   const sliceEnd = database
     .prepare<{ webhookId: WebhookId; beforeSeq: number }, number>(`
       SELECT seq FROM deliveries
@@ -138,6 +143,12 @@ export function deliveryReads(database: Database, searching: Searching = {}) {
         const row = ofKey.get({ id, keyId: caller.keyId });
         return row && toDetails(row);
       });
+    },
+
+    /** The result of a delivery's last attempt: a status code or an error; null before the first attempt. */
+    lastResult(id: DeliveryId): string | null {
+      const result = lastResult.get(id);
+      return result === undefined ? null : String(result);
     },
 
     /** The webhook's deliveries before `beforeSeq`, at most `limit`, read in the caller's turns. */

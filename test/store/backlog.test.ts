@@ -145,7 +145,7 @@ t.test('a webhook shows the last error of its pending deliveries, and when the n
     next_attempt_at: new Date(NOW_MS + 1_000).toISOString(),
   });
   t.strictSame(
-    [one, two, delivered].map((delivery) => store.reads.backlog.lastResult(delivery)),
+    [one, two, delivered].map((delivery) => store.reads.deliveries.lastResult(delivery)),
     ['500', 'dns', '200'],
   );
 });

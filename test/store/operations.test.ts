@@ -109,7 +109,7 @@ t.test('a read of one key, project, deployment or webhook gives nothing of the o
       payload: { data: { project_id: projectId } },
       attempts: [{ error: name }] as Partial<Attempt>[],
     });
-    t.equal(backlog.lastResult(failed), name);
+    t.equal(deliveries.lastResult(failed), name);
     t.match(backlog.webhook(webhookId, nowMs), { created_by: { key_id: keyId, name }, last_error: name });
     t.match(outbox.history(webhookId), { last_success_at: null });
     t.equal(replays.isBusy(webhookId, nowMs, world.dueCount), true);
