@@ -182,6 +182,12 @@ export type DeliveryStatus = (typeof DELIVERY_STATUSES)[number];
 export const ATTEMPT_TRIGGERS = ['schedule', 'redeliver', 'replay', 'ping'] as const;
 export type AttemptTrigger = (typeof ATTEMPT_TRIGGERS)[number];
 
+/**
+ * `busy`: too many pings are under way, to the webhook, of its key or in all; `gone`: the webhook was deleted, or its key
+ * was revoked.
+ */
+export type PingResult = { kind: 'attempted'; attempt: Attempt } | { kind: 'busy' } | { kind: 'gone' };
+
 /** A point in time as users see it: ISO 8601, UTC, milliseconds, `Z`. */
 export type Timestamp = string;
 

@@ -1,11 +1,10 @@
 import type { MessagePort } from 'node:worker_threads';
 import { startThread } from '../assets.ts';
-import type { WebhookId } from '../domain.ts';
+import type { PingResult, WebhookId } from '../domain.ts';
 import { delay, type Effects } from '../effects.ts';
 import { AppError, unreadable } from '../errors.ts';
 import type { LogOptions } from '../logger.ts';
 import type { FileIdentity } from '../store/place.ts';
-import type { PingResult } from './ping.ts';
 import type { RetrySchedule } from './retry.ts';
 import type { SenderOptions } from './send.ts';
 

@@ -1,15 +1,9 @@
-import { type Attempt, type KeyId, newId, timestamp, type WebhookId } from '../domain.ts';
+import { type KeyId, newId, type PingResult, timestamp, type WebhookId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import type { Reads } from '../store/store.ts';
 import type { PingRecipient } from '../store/webhooks.ts';
 import type { Sender } from './send.ts';
 import { signedHeaders } from './sign.ts';
-
-/**
- * `busy`: too many pings are under way, to the webhook, of its key or in all; `gone`: the webhook was deleted, or its key
- * was revoked.
- */
-export type PingResult = { kind: 'attempted'; attempt: Attempt } | { kind: 'busy' } | { kind: 'gone' };
 
 export interface Pinger {
   /** Sends one ping now, and resolves to its result. */

@@ -6,6 +6,7 @@ import {
   EVENT_TYPES,
   type EventType,
   type Page,
+  type PingResult,
   WEBHOOK_STATUSES,
   type Webhook,
   type WebhookId,
@@ -24,13 +25,8 @@ import type { Pages } from './pages.ts';
 import { routeOptions } from './route-options.ts';
 import { bodySchema, pageParameters, pathId, querySchema, textSchema } from './validation.ts';
 
-/**
- * Sends a ping now, and resolves to its result; `busy`: too many are under way; `gone`: the webhook was deleted, or its
- * key was revoked.
- */
-export type Ping = (
-  webhookId: WebhookId,
-) => Promise<{ kind: 'attempted'; attempt: Attempt } | { kind: 'busy' } | { kind: 'gone' }>;
+/** Sends a ping now, and resolves to its result. */
+export type Ping = (webhookId: WebhookId) => Promise<PingResult>;
 
 const DESCRIPTION_MAX_LENGTH = 256;
 
