@@ -74,7 +74,7 @@ async function attemptPing(
     effects,
   );
   try {
-    const result = await createPinger({ reads: store.reads, sender, effects }).ping(webhook.id);
+    const result = await createPinger(store.reads, sender, effects).ping(webhook.id);
     if (result.kind === 'attempted') return result.attempt;
     store.reads.webhooks.refuseOfRevokedKey(webhook.id);
     throw new AppError('not_found', `${nameOfWebhook(webhook)} was deleted just now`);

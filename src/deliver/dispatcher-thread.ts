@@ -68,14 +68,14 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
     effects: realEffects,
     onError: (error) => logger.error({ err: error }, 'the dispatcher failed, and tries again'),
   });
-  const replayer = createReplayer({ reads, writer, effects: realEffects });
+  const replayer = createReplayer(reads, writer, realEffects);
   const replays = startLoop(replayer.tick, {
     idleMs: POLL_OTHER_PROCESSES_EVERY_MS,
     effects: realEffects,
     onError: (error) => logger.error({ err: error }, 'the replays failed, and are tried again'),
   });
   let isReplaysWakeScheduled = false;
-  const pinger = createPinger({ reads, sender, effects: realEffects });
+  const pinger = createPinger(reads, sender, realEffects);
   if (metrics !== undefined) watchLag(metrics.lag, realEffects);
 
   writer.onCommit((changes) => {

@@ -25,15 +25,7 @@ const TOTAL = 16;
  * A ping is one request, checked, signed and sent like a delivery, but never stored or repeated, and without
  * consequences for the webhook. Disabled webhooks can be pinged too, to try them before they are enabled.
  */
-export function createPinger({
-  reads,
-  sender,
-  effects,
-}: {
-  reads: Reads;
-  sender: Sender;
-  effects: Effects;
-}): Pinger {
+export function createPinger(reads: Reads, sender: Sender, effects: Effects): Pinger {
   const underWay = new Set<OwnPing>();
 
   return {

@@ -23,15 +23,7 @@ const BUSY_ROWS = 500;
  * Carries out replays. The progress of each is stored in its row, in the same transaction as the deliveries of a step: a
  * restart continues there, and no delivery is sent again twice by the same replay.
  */
-export function createReplayer({
-  reads,
-  writer,
-  effects,
-}: {
-  reads: Reads;
-  writer: Writer;
-  effects: Effects;
-}): Replayer {
+export function createReplayer(reads: Reads, writer: Writer, effects: Effects): Replayer {
   return { tick };
 
   async function tick(): Promise<number | null> {

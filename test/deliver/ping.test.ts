@@ -78,7 +78,7 @@ t.test('a ping is refused every address that a delivery is', async (t) => {
   const { store, webhook, receiver } = await service(t);
   const sender = createSender({ timeoutMs: 10_000, allowHttp: true, allowedCidrs: [] }, realEffects);
   t.teardown(() => sender.close());
-  const pinger = createPinger({ reads: store.reads, sender, effects: realEffects });
+  const pinger = createPinger(store.reads, sender, realEffects);
   t.match(await pinger.ping(webhook.id), {
     kind: 'attempted',
     attempt: { status_code: null, error: 'address_refused' },
@@ -176,7 +176,7 @@ async function slowPing(t: Test) {
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId, { url: proxy.url.replace('http:', 'https:') });
   const sender = testSender(t, { caPem: CA_PEM });
-  const pinger = createPinger({ reads: store.reads, sender, effects });
+  const pinger = createPinger(store.reads, sender, effects);
   const result = pinger.ping(id);
   await proxy.connected(1);
   return { effects, store, id, keyId, pinger, result, receiver, proxy };
@@ -251,7 +251,7 @@ async function service(
   const webhook = await newWebhook(store, keyId, { url: receiver.url });
   return {
     store,
-    pinger: createPinger({ reads: store.reads, sender: testSender(t), effects }),
+    pinger: createPinger(store.reads, testSender(t), effects),
     webhook,
     receiver,
   };

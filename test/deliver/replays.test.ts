@@ -151,7 +151,7 @@ async function longPast(t: Test, count: number) {
 }
 
 function replayerOn(store: TestStore, effects: FakeEffects): Replayer {
-  return createReplayer({ reads: store.reads, writer: store.writer, effects });
+  return createReplayer(store.reads, store.writer, effects);
 }
 
 /** How many stand on a ladder that a replay began, and wait. */

@@ -653,7 +653,7 @@ async function service(t: Test) {
     stranger: await store.key(),
   };
   const dispatcher = testDispatcher(t, store, effects);
-  const replayer = createReplayer({ reads: store.reads, writer: store.writer, effects });
+  const replayer = createReplayer(store.reads, store.writer, effects);
   /** Carries out all replays and deliveries that are due. */
   const deliver = async () => {
     while ((await replayer.tick()) !== null);

@@ -512,7 +512,7 @@ async function service(t: Test, effects: FakeEffects = fakeEffects()) {
         createAnswers(store.writer),
         createPages(store.reads.instance.cursorSecret(), effects),
         LOOPBACK_RULES,
-        createPinger({ reads: store.reads, sender: testSender(t), effects }).ping,
+        createPinger(store.reads, testSender(t), effects).ping,
         7_500,
       ),
     ],
