@@ -1,7 +1,7 @@
 import { createWatchedClock } from '../clock.ts';
 import { MINUTE_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
-import type { ClockChange } from '../store/reports.ts';
+import type { NoticedSetting } from '../store/reports.ts';
 import type { Store } from '../store/store.ts';
 
 /** By less, a report is ended early or late: what was created before the clock was set cannot be told from the rest. */
@@ -16,7 +16,7 @@ const CLOCK_SET_MIN_MS = MINUTE_MS;
 export function createOverdue({ reads, writer }: Store, effects: Effects): () => Promise<number | null> {
   let lastSeq = reads.deployments.newestSeq();
   /** How the clock was set, the oldest first, until that is written. */
-  let unwritten: ClockChange[] = [];
+  let unwritten: NoticedSetting[] = [];
   const now = createWatchedClock(effects, (byMs, atMs) => {
     if (Math.abs(byMs) >= CLOCK_SET_MIN_MS) unwritten.push({ byMs, atMs, lastSeq });
   });

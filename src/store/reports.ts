@@ -1,3 +1,4 @@
+import type { ClockSetting } from '../clock.ts';
 import {
   type Deployment,
   type DeploymentId,
@@ -25,12 +26,8 @@ const OVERDUE_AT_ONCE = 100;
 /** A clock that is set is noticed sooner, as the loop looks twice a second. */
 const NOTICED_WITHIN_MS = 10_000;
 
-/** How the clock was set. */
-export interface ClockChange {
-  /** A minute or more, either way. */
-  byMs: number;
-  /** When it was noticed. */
-  atMs: number;
+/** A setting of the clock, by a minute or more. */
+export interface NoticedSetting extends ClockSetting {
   /** The newest deployment when the clock was looked at before. */
   lastSeq: number;
 }
@@ -100,7 +97,7 @@ export function reportWrites(
      * Corrects when reports are due after the clock was set: those that are awaited are due as much later or, if it was
      * set back, earlier.
      */
-    moveReportsDue({ byMs, atMs, lastSeq }: ClockChange): void {
+    moveReportsDue({ byMs, atMs, lastSeq }: NoticedSetting): void {
       moveDue.run({ byMs, beforeMs: atMs - byMs, lastSeq });
     },
   };
