@@ -6,7 +6,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import { Server as TlsListener } from 'node:tls';
 import { MessageChannel } from 'node:worker_threads';
 import { version } from './assets.ts';
-import { createClockSettings } from './clock.ts';
+import { createClockHistory } from './clock.ts';
 import { listenText, type ServeConfig } from './config.ts';
 import { startDispatcherThread } from './deliver/dispatcher-port.ts';
 import { deliveryMetrics } from './deliver/metrics.ts';
@@ -278,8 +278,8 @@ export async function startService(
     onError: tickErrorLogger(logger, 'deployments whose report is overdue could not be ended'),
   });
   const { retentionMs } = config;
-  const clockSettings = createClockSettings(store.reads.instance.clockSettings(effects.now()));
-  const pruner = createPruner({ writer: store.writer, effects, logger, clockSettings, retentionMs });
+  const clockHistory = createClockHistory(store.reads.instance.clockSettings(effects.now()));
+  const pruner = createPruner({ writer: store.writer, effects, logger, clockHistory, retentionMs });
   const pruning = startLoop(pruner.tick, {
     idleMs: PRUNING_IDLE_MS,
     effects,

@@ -34,7 +34,7 @@ export interface ClockSetting {
 }
 
 /** How the clock was set: how much of a span on the wall clock never passed. */
-export interface ClockSettings {
+export interface ClockHistory {
   /** The clock was just set by `byMs`, and now says `nowMs`. */
   add(byMs: number, nowMs: number): void;
   /** By how much the clock was set in total since it said `sinceMs`; negative: back. */
@@ -55,7 +55,7 @@ interface RecentSetting extends ClockSetting {
 /**
  * Remembers the last hundred settings of a clock; `earlier`: those of before this process started, the oldest first.
  */
-export function createClockSettings(earlier: readonly ClockSetting[] = []): ClockSettings {
+export function createClockHistory(earlier: readonly ClockSetting[] = []): ClockHistory {
   let settings = [...earlier];
   return {
     add(byMs, nowMs) {

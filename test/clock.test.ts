@@ -1,5 +1,5 @@
 import t from 'tap';
-import { createClockSettings, createWatchedClock } from '../src/clock.ts';
+import { createClockHistory, createWatchedClock } from '../src/clock.ts';
 import { fakeEffects } from './helpers/effects.ts';
 
 t.test('setting the wall clock is reported once, at the next reading, by how much', async (t) => {
@@ -48,7 +48,7 @@ t.test('elapsed time and a slewed clock are not reported', async (t) => {
 });
 
 t.test('since() tells how much of the time since a moment was set, and never passed', async (t) => {
-  const settings = createClockSettings();
+  const settings = createClockHistory();
   t.equal(settings.since(0), 0);
   settings.add(500, 2_000);
   settings.add(-200, 2_300);
@@ -65,11 +65,11 @@ t.test('since() tells how much of the time since a moment was set, and never pas
   for (let count = 0; count < 100; count++) settings.add(1, 10_000);
   t.equal(settings.since(1_000), 100, 'the latest hundred are remembered');
   const before = { atMs: 5_000, byMs: 700 };
-  t.equal(createClockSettings([before]).since(4_998), 700, 'and earlier ones that were given');
+  t.equal(createClockHistory([before]).since(4_998), 700, 'and earlier ones that were given');
 });
 
 t.test('recent() gives the recent settings with their age in elapsed time', async (t) => {
-  const settings = createClockSettings();
+  const settings = createClockHistory();
   settings.add(-50, 1_000);
   settings.add(10_000, 11_500);
   settings.add(-10_000, 1_700);
@@ -82,7 +82,7 @@ t.test('recent() gives the recent settings with their age in elapsed time', asyn
 });
 
 t.test('saidTwice() tells what the clock was set back past in the last while', async (t) => {
-  const settings = createClockSettings();
+  const settings = createClockHistory();
   settings.add(-90_000, 100_000);
   settings.add(20_000, 130_000);
   const twice = (saidMs: number, nowMs = 140_000) => settings.saidTwice(saidMs, 60_000, nowMs);

@@ -1,4 +1,4 @@
-import { type ClockSetting, createClockSettings, createWatchedClock } from '../clock.ts';
+import { type ClockSetting, createClockHistory, createWatchedClock } from '../clock.ts';
 import type { WebhookId } from '../domain.ts';
 import { MINUTE_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
@@ -71,9 +71,9 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   const { reads, writer, sender, schedule, effects, logger, metrics } = options;
   const lanes = createLanes(effects, reads.outbox.history);
   const startedAtMs = effects.now();
-  const clockSettings = createClockSettings(reads.instance.clockSettings(startedAtMs));
+  const clockHistory = createClockHistory(reads.instance.clockSettings(startedAtMs));
   const now = createWatchedClock(effects, (byMs, atMs) => {
-    clockSettings.add(byMs, atMs);
+    clockHistory.add(byMs, atMs);
     followClock({ atMs, byMs });
   });
   const furthestMs = schedule.windowMs + BEYOND_TOLERANCE_MS;
@@ -230,7 +230,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
       attemptCount: delivery.attempt_count + 1,
       ladderAttempts,
       ladderStartedAtMs,
-      neverPassedMs: skippedMs(clockSettings.recent(DISABLE_AFTER_FAILING_MS, atMs)),
+      neverPassedMs: skippedMs(clockHistory.recent(DISABLE_AFTER_FAILING_MS, atMs)),
       disableReason: isGone(outcome) ? 'the receiver answered 410 Gone' : null,
     };
   }
@@ -246,8 +246,8 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     const nowMs = now();
     return nextAttempt({
       // Without time that never passed because the clock was set ahead, which must not cost retries.
-      ladderStartedAtMs: ladderStartedAtMs + clockSettings.since(ladderStartedAtMs),
-      isStartDoubtful: clockSettings.saidTwice(ladderStartedAtMs, schedule.windowMs, nowMs),
+      ladderStartedAtMs: ladderStartedAtMs + clockHistory.since(ladderStartedAtMs),
+      isStartDoubtful: clockHistory.saidTwice(ladderStartedAtMs, schedule.windowMs, nowMs),
       ladderAttempts,
       nowMs,
       retryAfter: outcome.retryAfter,
@@ -330,7 +330,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
 
   /**
    * Records that the clock was set and, if back, reschedules retries. That comes first, so that the next start finds out
-   * that it was set back if davit ends before. What `clockSettings` tells depends on the order of the records.
+   * that it was set back if davit ends before. What `clockHistory` tells depends on the order of the records.
    */
   function followClock(setting: ClockSetting): void {
     const earlierOnes = lastRecord;

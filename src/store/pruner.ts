@@ -1,4 +1,4 @@
-import { type ClockSettings, createWatchedClock } from '../clock.ts';
+import { type ClockHistory, createWatchedClock } from '../clock.ts';
 import { DAY_MS, HOUR_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import { isUnavailable } from '../errors.ts';
@@ -17,7 +17,7 @@ interface PrunerOptions {
   effects: Effects;
   logger: Logger;
   /** How the clock was set before this start. */
-  clockSettings: ClockSettings;
+  clockHistory: ClockHistory;
   /** Null: deployments, events and deliveries are kept for ever. */
   retentionMs: number | null;
 }
@@ -74,7 +74,7 @@ interface Pass {
  * is kept in memory only: after a restart the first pass finds the rest.
  */
 export function createPruner(options: PrunerOptions): Pruner {
-  const { writer, effects, logger, clockSettings, retentionMs } = options;
+  const { writer, effects, logger, clockHistory, retentionMs } = options;
   const passEveryMs = Math.min(
     PASS_EVERY_MAX_MS,
     Math.max(PASS_EVERY_MIN_MS, (retentionMs ?? Number.POSITIVE_INFINITY) / PASSES_IN_RETENTION),
@@ -92,7 +92,7 @@ export function createPruner(options: PrunerOptions): Pruner {
 
   // A restart does not end the pause: the rest of the day is waited for. The day begins with the first setting of the
   // last 24 hours, so that it ends even on a machine that is suspended each night and starts davit each morning.
-  for (const { byMs, agoMs } of clockSettings.recent(DOUBTED_FOR_MS, effects.now())) doubt(byMs, agoMs);
+  for (const { byMs, agoMs } of clockHistory.recent(DOUBTED_FOR_MS, effects.now())) doubt(byMs, agoMs);
   if (doubtedMs >= DOUBTED_FROM_MS) warnOfPause(doubtedMs);
 
   return {

@@ -1,7 +1,7 @@
 import { statSync, truncateSync } from 'node:fs';
 import { pino } from 'pino';
 import t, { type Test } from 'tap';
-import { createClockSettings } from '../../src/clock.ts';
+import { createClockHistory } from '../../src/clock.ts';
 import type { DeploymentId, ProjectId } from '../../src/domain.ts';
 import { DAY_MS, HOUR_MS } from '../../src/durations.ts';
 import { AppError } from '../../src/errors.ts';
@@ -438,12 +438,12 @@ function prunerOn(store: TestStore, effects: FakeEffects, retentionMs: number | 
     { base: null, timestamp: false, formatters: { level: (level) => ({ level }) } },
     { write: (line: string) => void logged.push(JSON.parse(line)) },
   );
-  const clockSettings = createClockSettings(store.reads.instance.clockSettings(effects.now()));
+  const clockHistory = createClockHistory(store.reads.instance.clockSettings(effects.now()));
   // The clock stands still during a step: as short as they can be, there are several.
   const write: TestStore['writer']['write'] = (name, input) =>
     store.writer.write(name, { ...(input as object), workMs: 0 } as never);
   return {
-    pruner: createPruner({ writer: { write }, effects, logger, clockSettings, retentionMs }),
+    pruner: createPruner({ writer: { write }, effects, logger, clockHistory, retentionMs }),
     logged,
   };
 }
@@ -459,13 +459,13 @@ function prunerOnWriter(next: (step: PruneStep) => PrunePosition | null, retenti
     effects.advance(tookMs);
     return { removed: {}, next: place, walBytes: 0 };
   };
-  const clockSettings = createClockSettings([]);
+  const clockHistory = createClockHistory([]);
   const writer = { write: write as never };
   const logger = pino({ enabled: false });
   return {
     effects,
     steps,
-    pruner: createPruner({ writer, effects, logger, clockSettings, retentionMs }),
+    pruner: createPruner({ writer, effects, logger, clockHistory, retentionMs }),
     beganAtMs: effects.now(),
     take: (durationMs: number) => {
       tookMs = durationMs;
