@@ -17,18 +17,18 @@ import type { Answers } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
 import { PENDING_DELIVERY } from './examples.ts';
-import type { Pages } from './pages.ts';
-import { routeOptions } from './route-options.ts';
 import {
   bodySchema,
   creationParameters,
   oneOrMoreOf,
   pageParameters,
-  pathId,
   querySchema,
   timestampRoundedDown,
   timestampRoundedUp,
-} from './validation.ts';
+} from './input-schemas.ts';
+import type { Pages } from './pages.ts';
+import { routeOptions } from './route-options.ts';
+import { pathId } from './validation.ts';
 import { findVisibleWebhook, visibleWebhook } from './webhooks.ts';
 
 interface ListQuery {

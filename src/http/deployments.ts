@@ -24,20 +24,20 @@ import type { Answers } from './answers.ts';
 import { callerOf, currentCaller } from './auth.ts';
 import { notFound } from './errors.ts';
 import { CANCELING_DEPLOYMENT, QUEUED_DEPLOYMENT, REPORTED_DEPLOYMENT } from './examples.ts';
-import type { Pages } from './pages.ts';
-import { routeOptions } from './route-options.ts';
 import {
   bodySchema,
   creationParameters,
   idSchema,
   oneOrMoreOf,
   pageParameters,
-  pathId,
   querySchema,
   refSchema,
   textSchema,
   wholeNumber,
-} from './validation.ts';
+} from './input-schemas.ts';
+import type { Pages } from './pages.ts';
+import { routeOptions } from './route-options.ts';
+import { pathId } from './validation.ts';
 import { closeWithResponse, type Watches } from './watches.ts';
 
 interface DeploymentListQuery {

@@ -1,5 +1,6 @@
 import type { Plugin, ResponseObject, ResponseToolkit } from '@hapi/hapi';
 import { assetText } from '../assets.ts';
+import { anyQuery } from './input-schemas.ts';
 import type { JsonSchema } from './json-schema.ts';
 import { describeApi } from './openapi.ts';
 import type {
@@ -11,7 +12,6 @@ import type {
   Reference,
   Response,
 } from './openapi-types.ts';
-import { anyQuery } from './validation.ts';
 
 /** Allows no other origins, no scripts and no framing. */
 const PAGE_HEADERS = {

@@ -1,7 +1,7 @@
 import type { Plugin } from '@hapi/hapi';
 import { AppError } from '../errors.ts';
+import { anyQuery } from './input-schemas.ts';
 import { routeOptions } from './route-options.ts';
-import { anyQuery } from './validation.ts';
 
 /**
  * `GET /healthz` (the process is alive) and `GET /readyz` (503 if `check` resolves to a problem rather than null), both

@@ -9,9 +9,10 @@ import type { DeploymentProgress } from '../store/deployments.ts';
 import type { Reads } from '../store/store.ts';
 import { callerOf, currentCaller } from './auth.ts';
 import { notFound } from './errors.ts';
+import { querySchema, wholeNumber } from './input-schemas.ts';
 import { createLogEvents } from './log-events.ts';
 import { type ResponseDescription, routeOptions } from './route-options.ts';
-import { pathId, querySchema, wholeNumber } from './validation.ts';
+import { pathId } from './validation.ts';
 import { closeWithResponse, type Watches } from './watches.ts';
 
 interface LogQuery {

@@ -3,9 +3,10 @@ import type { Project } from '../domain.ts';
 import type { Reads } from '../store/store.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
+import { pageParameters, querySchema } from './input-schemas.ts';
 import type { Pages } from './pages.ts';
 import { routeOptions } from './route-options.ts';
-import { pageParameters, pathId, querySchema } from './validation.ts';
+import { pathId } from './validation.ts';
 
 /** The projects that a key sees: a list, and one by its id. */
 export function projects({ projects, cache }: Reads, pages: Pages): Plugin<void> {

@@ -20,10 +20,11 @@ import type { Answers } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
 import { PING_ATTEMPT } from './examples.ts';
+import { bodySchema, pageParameters, querySchema, textSchema } from './input-schemas.ts';
 import type { JsonSchema } from './json-schema.ts';
 import type { Pages } from './pages.ts';
 import { routeOptions } from './route-options.ts';
-import { bodySchema, pageParameters, pathId, querySchema, textSchema } from './validation.ts';
+import { pathId } from './validation.ts';
 
 /** Sends a ping now, and resolves to its result. */
 export type Ping = (webhookId: WebhookId) => Promise<PingResult>;

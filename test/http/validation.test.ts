@@ -7,18 +7,17 @@ import { notFound } from '../../src/http/errors.ts';
 import {
   bodySchema,
   creationParameters,
-  idempotencyKey,
   idSchema,
   oneOrMoreOf,
   PAGE_MAX_LIMIT,
   pageParameters,
-  pathId,
   querySchema,
   refSchema,
   textSchema,
   timestampRoundedUp,
   wholeNumber,
-} from '../../src/http/validation.ts';
+} from '../../src/http/input-schemas.ts';
+import { idempotencyKey, pathId } from '../../src/http/validation.ts';
 import { newKeySecret, newSigningSecret } from '../../src/secrets.ts';
 import { rawRequest, requestJson, startHttp, toldBy } from '../helpers/http.ts';
 
