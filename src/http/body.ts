@@ -27,95 +27,6 @@ export async function parseBody(request: Request, buffers: ReceiveBuffers): Prom
 /** Stands for the body `null`, which schemas could not tell from no body. As a string it is refused by all of them. */
 const NULL_BODY = 'null';
 
-/**
- * Refuses a body that comes in many tiny pieces, as chunks or as records of TLS, and drops the rest of it. To be called
- * before the first piece.
- */
-export function refuseTinyPieces(req: IncomingMessage): void {
-  const isTls = req.socket instanceof TLSSocket;
-  // Without TLS, one read brings one piece of a body that has no chunks, so they cannot pile up.
-  if (!isTls && req.headers['transfer-encoding'] === undefined) return;
-  const push = req.push.bind(req);
-  let pieces = 0;
-  let bytes = 0;
-  req.push = (piece: Buffer | null) => {
-    if (piece === null) return push(null);
-    pieces += 1;
-    bytes += piece.length;
-    if (!areTooTiny(pieces, bytes, TINY_PIECES_MAX)) return push(piece);
-    dropBody(req);
-    // A record takes some microseconds also if it is dropped.
-    if (isTls) giveUpReading(req.socket);
-    shredded.add(req);
-    req.emit(SHREDDED, tooShredded());
-    return true;
-  };
-}
-
-/** Keeps the pieces of a body merged, until the returned function is called: without a reader, they would pile up. */
-export function holdBody(req: IncomingMessage): () => void {
-  const push = req.push.bind(req);
-  let pieces: Buffer[] = [];
-  let size = 0;
-  let isHeld = true;
-  let isComplete = false;
-  req.push = (piece: Buffer | null) => {
-    if (!isHeld) return push(piece);
-    if (piece === null) isComplete = true;
-    else {
-      size += piece.length;
-      pieces = withPiece(pieces, piece, size);
-    }
-    return true;
-  };
-  return () => {
-    isHeld = false;
-    if (size > 0) push(merge(pieces, size));
-    if (isComplete) push(null);
-  };
-}
-
-/** A report of the most outputs that is streamed token by token, as some libraries write JSON, has 409. */
-const TINY_PIECES_MAX = 512;
-
-/** The requests whose bodies came in too many tiny pieces. */
-const shredded = new WeakSet<IncomingMessage>();
-
-/** The event that tells the reader of a body that it comes in too many tiny pieces. */
-const SHREDDED = Symbol('shredded');
-
-/** Whether the request has a body that was not read to its end. */
-export function isBodyPending({ raw: { req } }: Request): boolean {
-  const isRead = req.complete && req.readableLength === 0;
-  return announcesBody(req) && !isRead && !interrupted.has(req);
-}
-
-/**
- * `text` as a stream that ends only when the rest of the request's body has been drained. Closing the connection before
- * would reset it, and a client that reads only after sending everything would lose the response. Bounded in time and
- * bytes, as nginx's `lingering_close` is.
- */
-export function lingeringResponse(text: string, request: Request, effects: Effects): Readable {
-  const stream = new Readable({ read() {} });
-  stream.push(text);
-  drain(request.raw.req, effects, () => stream.push(null));
-  return stream;
-}
-
-/**
- * Makes reading the body fail with `problem`, now or when it begins, because the rest of it will not arrive: it is too
- * slow, cut off or not valid HTTP. Node reports that only for the connection, not to the request.
- */
-export function interruptBody(req: IncomingMessage, problem: AppError): void {
-  interrupted.set(req, problem);
-  req.emit(INTERRUPTED, problem);
-}
-
-const interrupted = new WeakMap<IncomingMessage, AppError>();
-
-/** The event that tells the reader of a body. */
-const INTERRUPTED = Symbol('interrupted');
-
 async function readBody(request: Request, buffers: ReceiveBuffers): Promise<Buffer> {
   const { req, res } = request.raw;
   if (!announcesBody(req)) return EMPTY;
@@ -245,6 +156,95 @@ function tooMany(): AppError {
 
 function tooShredded(): AppError {
   return new AppError('invalid_request', 'the body comes in too many tiny pieces: send it in larger chunks');
+}
+
+/**
+ * Refuses a body that comes in many tiny pieces, as chunks or as records of TLS, and drops the rest of it. To be called
+ * before the first piece.
+ */
+export function refuseTinyPieces(req: IncomingMessage): void {
+  const isTls = req.socket instanceof TLSSocket;
+  // Without TLS, one read brings one piece of a body that has no chunks, so they cannot pile up.
+  if (!isTls && req.headers['transfer-encoding'] === undefined) return;
+  const push = req.push.bind(req);
+  let pieces = 0;
+  let bytes = 0;
+  req.push = (piece: Buffer | null) => {
+    if (piece === null) return push(null);
+    pieces += 1;
+    bytes += piece.length;
+    if (!areTooTiny(pieces, bytes, TINY_PIECES_MAX)) return push(piece);
+    dropBody(req);
+    // A record takes some microseconds also if it is dropped.
+    if (isTls) giveUpReading(req.socket);
+    shredded.add(req);
+    req.emit(SHREDDED, tooShredded());
+    return true;
+  };
+}
+
+/** A report of the most outputs that is streamed token by token, as some libraries write JSON, has 409. */
+const TINY_PIECES_MAX = 512;
+
+/** The requests whose bodies came in too many tiny pieces. */
+const shredded = new WeakSet<IncomingMessage>();
+
+/** The event that tells the reader of a body that it comes in too many tiny pieces. */
+const SHREDDED = Symbol('shredded');
+
+/** Keeps the pieces of a body merged, until the returned function is called: without a reader, they would pile up. */
+export function holdBody(req: IncomingMessage): () => void {
+  const push = req.push.bind(req);
+  let pieces: Buffer[] = [];
+  let size = 0;
+  let isHeld = true;
+  let isComplete = false;
+  req.push = (piece: Buffer | null) => {
+    if (!isHeld) return push(piece);
+    if (piece === null) isComplete = true;
+    else {
+      size += piece.length;
+      pieces = withPiece(pieces, piece, size);
+    }
+    return true;
+  };
+  return () => {
+    isHeld = false;
+    if (size > 0) push(merge(pieces, size));
+    if (isComplete) push(null);
+  };
+}
+
+/**
+ * Makes reading the body fail with `problem`, now or when it begins, because the rest of it will not arrive: it is too
+ * slow, cut off or not valid HTTP. Node reports that only for the connection, not to the request.
+ */
+export function interruptBody(req: IncomingMessage, problem: AppError): void {
+  interrupted.set(req, problem);
+  req.emit(INTERRUPTED, problem);
+}
+
+const interrupted = new WeakMap<IncomingMessage, AppError>();
+
+/** The event that tells the reader of a body. */
+const INTERRUPTED = Symbol('interrupted');
+
+/** Whether the request has a body that was not read to its end. */
+export function isBodyPending({ raw: { req } }: Request): boolean {
+  const isRead = req.complete && req.readableLength === 0;
+  return announcesBody(req) && !isRead && !interrupted.has(req);
+}
+
+/**
+ * `text` as a stream that ends only when the rest of the request's body has been drained. Closing the connection before
+ * would reset it, and a client that reads only after sending everything would lose the response. Bounded in time and
+ * bytes, as nginx's `lingering_close` is.
+ */
+export function lingeringResponse(text: string, request: Request, effects: Effects): Readable {
+  const stream = new Readable({ read() {} });
+  stream.push(text);
+  drain(request.raw.req, effects, () => stream.push(null));
+  return stream;
 }
 
 const DRAIN_MAX_BYTES = 64 * 1024 * 1024;
