@@ -5,11 +5,8 @@ import type { ClaimedDeployment } from '../store/queue.ts';
 export const COMMAND_PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
 
 /** The variables that every command gets besides its project's and its deployment's. */
-export interface BaseEnvironment {
-  PATH: string;
-  HOME: string;
-  LANG: string;
-  TMPDIR: string;
+export function baseEnvironment(temporaryDirectory: string) {
+  return { PATH: COMMAND_PATH, HOME: homeDirectory(), LANG: 'C.UTF-8', TMPDIR: temporaryDirectory };
 }
 
 /** HOME of every command, from the password database: the service's own HOME may be another user's. */
@@ -26,7 +23,7 @@ export function homeDirectory(): string {
  * Nothing comes from the service's own environment. `outputFile`: where the command may write `name=value` lines.
  */
 export function commandEnvironment(
-  base: BaseEnvironment,
+  base: ReturnType<typeof baseEnvironment>,
   deployment: ClaimedDeployment,
   outputFile: string,
 ): Record<string, string> {

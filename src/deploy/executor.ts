@@ -8,7 +8,7 @@ import type { ClaimedDeployment } from '../store/queue.ts';
 import type { Store } from '../store/store.ts';
 import { type DeploymentEnd, PROJECT_ARCHIVED } from '../store/transitions.ts';
 import { writePersistently } from '../store/writer.ts';
-import { type BaseEnvironment, COMMAND_PATH, commandEnvironment, homeDirectory } from './environment.ts';
+import { baseEnvironment, commandEnvironment } from './environment.ts';
 import { createLogKeeper, type LogKeeper } from './log.ts';
 import { type Outputs, readOutputs } from './outputs.ts';
 import { type Run, type RunOutcome, run, type StopRequest } from './run.ts';
@@ -71,12 +71,7 @@ interface RunResult<End = Outcome> {
 export function createExecutor(options: ExecutorOptions): Executor {
   const { store, spawner, effects, logger, maxConcurrent, killGraceMs, workspaces } = options;
   const { reads, writer } = store;
-  const baseEnvironment: BaseEnvironment = {
-    PATH: COMMAND_PATH,
-    HOME: homeDirectory(),
-    LANG: 'C.UTF-8',
-    TMPDIR: workspaces.parent,
-  };
+  const base = baseEnvironment(workspaces.parent);
   const underWay = new Map<DeploymentId, Run['stop']>();
   /** All that must be over before the database may be closed: runs, claims, records. */
   const pending = new Set<Promise<unknown>>();
@@ -290,7 +285,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
         deploymentId: claimed.id,
         command: claimed.command,
         directory: workspace.directory,
-        environment: commandEnvironment(baseEnvironment, claimed, workspace.outputFile),
+        environment: commandEnvironment(base, claimed, workspace.outputFile),
         timeoutMs: claimed.timeout_ms,
         idleTimeoutMs: claimed.idle_timeout_ms,
         killGraceMs,
