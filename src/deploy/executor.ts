@@ -50,9 +50,6 @@ const CLAIMS_MAX = 64;
 
 const TRY_AGAIN_EVERY_MS = 1_000;
 
-const LOG_HEAD_BYTES = 256 * 1024;
-const LOG_TAIL_BYTES = 5 * 1024 * 1024;
-
 /** How a deployment ends. */
 type Outcome =
   | Exclude<RunOutcome, Shortage>
@@ -152,8 +149,6 @@ export function createExecutor(options: ExecutorOptions): Executor {
 
   async function carryOut(claimed: ClaimedDeployment): Promise<void> {
     const log = createLogKeeper({
-      headBytes: LOG_HEAD_BYTES,
-      tailBytes: LOG_TAIL_BYTES,
       secrets: Object.values(claimed.variables),
       effects,
       write: (append) => record('logs.append', { id: claimed.id, ...append }),

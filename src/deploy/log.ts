@@ -4,9 +4,9 @@ import { maskFor } from './mask.ts';
 
 interface LogKeeperOptions {
   /** How much of the beginning is kept. */
-  headBytes: number;
+  headBytes?: number;
   /** How much of the end is kept at least; less than one chunk more is kept. */
-  tailBytes: number;
+  tailBytes?: number;
   /** What is hidden in the log, but for short ones: see maskFor. */
   secrets: readonly string[];
   effects: Effects;
@@ -30,8 +30,8 @@ export interface LogKeeper {
  * and positions count bytes after masking. Never holds more than about 1 MiB in memory.
  */
 export function createLogKeeper({
-  headBytes,
-  tailBytes,
+  headBytes = HEAD_BYTES,
+  tailBytes = TAIL_BYTES,
   secrets,
   effects,
   write,
@@ -129,6 +129,8 @@ export function createLogKeeper({
   }
 }
 
+const HEAD_BYTES = 256 * 1024;
+const TAIL_BYTES = 5 * 1024 * 1024;
 const CHUNK_MAX_BYTES = 64 * 1024;
 const PENDING_MAX_BYTES = 1024 * 1024;
 /** A Buffer takes some 650 bytes, however few it holds: 290,000 pieces of one byte took 190 MiB. */

@@ -210,8 +210,6 @@ t.test('in the database a long log has its first 256 KiB and its last 5 MiB', as
   const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
   const [headBytes, tailBytes] = [256 * KIB, 5 * 1024 * KIB];
   const keeper = createLogKeeper({
-    headBytes,
-    tailBytes,
     secrets: ['top-secret-token'],
     effects,
     write: (append) => store.writer.write('logs.append', { id, ...append }),
@@ -251,13 +249,11 @@ interface Kept {
 function keeperFor(
   options: { headBytes?: number; tailBytes?: number; secrets?: string[]; write?: () => Promise<void> } = {},
 ): Kept {
-  const { headBytes = 256 * KIB, tailBytes = 5 * 1024 * KIB, secrets = [] } = options;
-  const { write = async () => undefined } = options;
+  const { secrets = [], write = async () => undefined } = options;
   const effects = fakeEffects();
   const appends: Omit<LogAppend, 'id'>[] = [];
   const keeper = createLogKeeper({
-    headBytes,
-    tailBytes,
+    ...options,
     secrets,
     effects,
     write(append) {
