@@ -8,7 +8,7 @@ import { hashKeySecret, isKeySecret } from '../secrets.ts';
 import type { Caller } from '../store/keys.ts';
 import type { Reads, Store } from '../store/store.ts';
 import { addressGroup, createClientAddress } from './client-address.ts';
-import { applyRateDecision, createFailureLimiter } from './limits.ts';
+import { applyRateDecision, createFailureLimiter } from './rate-limits.ts';
 
 /** How often a key's `last_used_at` is written at most. */
 const USE_NOTED_EVERY_MS = 60_000;
