@@ -5,7 +5,7 @@ import { DISABLED_BY } from '../store/webhooks.ts';
 import { ageMs, type Case, type DoctorFinding, OVERDUE_MS } from './doctor-case.ts';
 import { note, orOk, problem } from './findings.ts';
 import { nameOfKey } from './names.ts';
-import { countText, keyExpiredAt } from './webhook-text.ts';
+import { deliveriesText, keyExpiredAt } from './webhook-text.ts';
 
 const FAILING_FOR_MS = HOUR_MS;
 
@@ -39,7 +39,7 @@ function findingOfDisabled(
 ): DoctorFinding {
   const message = `${id} is disabled${status_reason === null ? '' : ` (${status_reason})`}`;
   if (held_count === 0) return note('webhooks', message, null);
-  const held = `${message}, with ${countText(held_count)} held for it`;
+  const held = `${message}, with ${deliveriesText(held_count)} held for it`;
   const enableOrDelete = `davit admin webhook enable ${id}; or davit admin webhook delete ${id}`;
   if (reads.keys.get(created_by.key_id)?.revoked_at !== null) {
     const advice = `davit admin webhook delete ${id}: its key is revoked, so it stays disabled`;
@@ -75,7 +75,7 @@ function findingOfEnabled(webhook: WebhookBacklog, file: Case): DoctorFinding | 
   if (!isOverdue(webhook, file)) return undefined;
   return problem(
     'webhooks',
-    `${id} is behind with ${countText(due_count)}, the first due since ${next_attempt_at}`,
+    `${id} is behind with ${deliveriesText(due_count)}, the first due since ${next_attempt_at}`,
     file.service === null
       ? 'davit serve'
       : 'its receiver is too slow for its events, or davit serve needs a restart',

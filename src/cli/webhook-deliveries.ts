@@ -19,7 +19,7 @@ import { printJson } from './results.ts';
 import { isServed } from './serving.ts';
 import { shortEvents, shortSentence } from './shorten.ts';
 import { type Colour, table } from './table.ts';
-import { countText } from './webhook-text.ts';
+import { deliveriesText } from './webhook-text.ts';
 
 interface ListOptions {
   status?: string[];
@@ -157,7 +157,7 @@ async function replay(
     const planned = await store.reads.replays.plan(webhook, asked);
     const result = await store.writer.write('replays.create', planned);
     if (options.json === true) return printJson(context, result);
-    context.terminal.print(`${countText(result.count)} to ${nameOfWebhook(webhook)} will be sent again`);
+    context.terminal.print(`${deliveriesText(result.count)} to ${nameOfWebhook(webhook)} will be sent again`);
     if (result.count === 0) return;
     if (webhook.status === 'disabled') {
       context.terminal.note('note: the webhook is disabled: they are sent when it is enabled');

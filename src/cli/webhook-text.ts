@@ -38,6 +38,6 @@ export function keyExpiredAt({ created_by }: WebhookBacklog, nowMs: number): Tim
 }
 
 /** `1 delivery`, `2 deliveries`. */
-export function countText(count: number): string {
+export function deliveriesText(count: number): string {
   return counted(count, 'delivery', 'deliveries');
 }

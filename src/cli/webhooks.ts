@@ -17,7 +17,7 @@ import { shortEvents, shortName, shortUrl } from './shorten.ts';
 import { type Colour, fields, table } from './table.ts';
 import { defineDeliveries, defineReplay } from './webhook-deliveries.ts';
 import { definePing } from './webhook-ping.ts';
-import { countText, FAILURE_COLUMNS, keyExpiredAt, nextAttemptText } from './webhook-text.ts';
+import { deliveriesText, FAILURE_COLUMNS, keyExpiredAt, nextAttemptText } from './webhook-text.ts';
 
 /** `davit admin webhook`. */
 export function defineWebhooks(command: Command, context: CommandContext): void {
@@ -196,8 +196,8 @@ async function retryNow({ writer }: Store, webhookId: WebhookId): Promise<void> 
 
 function consequence(before: WebhookBacklog, after: WebhookBacklog): string {
   if (before.status === after.status) return '';
-  if (before.held_count > 0) return `; ${countText(before.held_count)} held for it will be sent now`;
-  return after.held_count > 0 ? `; ${countText(after.held_count)} will be held until it is enabled` : '';
+  if (before.held_count > 0) return `; ${deliveriesText(before.held_count)} held for it will be sent now`;
+  return after.held_count > 0 ? `; ${deliveriesText(after.held_count)} will be held until it is enabled` : '';
 }
 
 function defineDelete(command: Command, context: CommandContext): void {
@@ -224,7 +224,7 @@ async function deleteWebhook(
     resolveWebhook(store, idOrUrl, context.effects.now()),
   );
   const count = waitingCount(webhook);
-  const lost = count === 0 ? '' : `${countText(count)} will never be sent. `;
+  const lost = count === 0 ? '' : `${deliveriesText(count)} will never be sent. `;
   await confirm(
     command,
     `${lost}This cannot be undone.\nDelete ${nameOfWebhook(webhook)}?`,
