@@ -1,3 +1,5 @@
+import { constants, openSync } from 'node:fs';
+import { isatty } from 'node:tty';
 import { type Logger, pino } from 'pino';
 import type { LogLevel } from './config.ts';
 import { timestamp } from './domain.ts';
@@ -60,12 +62,12 @@ interface LogFile {
 }
 
 /**
- * stderr, written to without blocking: davit's work matters more than its log, whose reader may stall, as a pager or a
- * collector of container logs does. Node makes pipes and sockets non-blocking.
+ * stderr, written to without blocking: davit's work matters more than its log, whose reader may stall, as a pager, a
+ * collector of container logs or a terminal at ^S does.
  */
 function openStderr(effects: LogEffects): LogFile {
   const stderr = pino.destination({
-    fd: 2,
+    fd: nonBlockingStderr(),
     sync: true,
     maxLength: BUFFERED_MAX_CHARACTERS,
     maxWrite: PIECE_MAX_BYTES,
@@ -98,6 +100,19 @@ function openStderr(effects: LogEffects): LogFile {
   function retry(): void {
     willRetry = false;
     if (isRefused) write('');
+  }
+}
+
+/**
+ * Node makes pipes and sockets non-blocking, but has writes to a terminal wait: one that stalled held up all of davit, and
+ * its stop too. Not set on the terminal itself, which others write to as well.
+ */
+function nonBlockingStderr(): number {
+  if (!isatty(2)) return 2;
+  try {
+    return openSync('/proc/self/fd/2', constants.O_WRONLY | constants.O_NONBLOCK | constants.O_NOCTTY);
+  } catch {
+    return 2; // another user's terminal, as under su
   }
 }
 

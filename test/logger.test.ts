@@ -2,6 +2,7 @@ import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdirSync, openSync } from 'node:fs';
 import { join } from 'node:path';
+import type { Duplex, Readable } from 'node:stream';
 import t from 'tap';
 import { logFormOf } from '../src/logger.ts';
 import { COMPILE_CACHE } from './helpers/cli.ts';
@@ -108,6 +109,22 @@ t.test('a reader that stalls holds nothing up, and gets the lines kept for it wh
   const lines = stderr.trimEnd().split('\n');
   t.doesNotThrow(() => lines.map((line) => JSON.parse(line)));
   t.ok(lines.length > 900 && lines.length < 5_000, `${lines.length} lines of 5,000`);
+});
+
+t.test('a terminal that stalls, as at ^S, holds nothing up either', needsTerminal, async (t) => {
+  const child = spawn('script', ['-qec', `'${process.execPath}' '${PROGRAM}' <&3 >&4`, '/dev/null'], {
+    env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', NO_COLOR: '1', COUNT: '5000', LINGER: '1' },
+    stdio: ['ignore', 'pipe', 'inherit', 'pipe', 'pipe'],
+  });
+  t.teardown(() => child.kill('SIGKILL'));
+  const [input, said] = child.stdio.slice(3) as [Duplex, Duplex];
+  await once(said, 'data'); // after all that was logged
+  let shown = '';
+  for await (const piece of (child.stdout as Readable).setEncoding('utf8')) {
+    shown += piece;
+    if (shown.length > 100_000) input.end();
+  }
+  t.match(shown, /INFO {2}x{1000}\r\n/);
 });
 
 t.test("threads do not write into each other's lines, however slow the reader is", async (t) => {
