@@ -11,6 +11,7 @@ import {
   type Scope,
 } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
+import { TURN_MAX_MS } from '../../src/turns.ts';
 import { fixture, marked, until } from '../helpers/commands.ts';
 import {
   type DeploymentsHttp,
@@ -332,6 +333,32 @@ t.test(
     await report(http.store, id, 'succeeded');
     for (const { body } of await Promise.all(waiting)) t.match(body, { id, status: 'succeeded' });
     t.equal(read.filter((what) => what === 'all').length, 1);
+  },
+);
+
+t.test(
+  'deployments that take long to read, as those far back in a queue do, leave turns to others',
+  async (t) => {
+    const { http, key, projectId } = await setUp(t);
+    const { deployments } = http.store.reads;
+    const { visibleTo } = deployments;
+    let turn = 0;
+    const readIn: number[] = [];
+    deployments.visibleTo = (...request) => {
+      readIn.push(turn);
+      realEffects.block(TURN_MAX_MS);
+      return visibleTo(...request);
+    };
+    const ids = await Promise.all(Array.from({ length: 10 }, () => create(http.store, projectId)));
+    const waiting = ids.map((id) => get(http, key, `/v2/deployments/${id}?wait=60`));
+    await until(() => http.watches.size() === ids.length);
+    http.watches.close();
+    while (readIn.length < ids.length) {
+      await nextTurn();
+      turn += 1;
+    }
+    t.equal(new Set(readIn).size, ids.length);
+    for (const { status } of await Promise.all(waiting)) t.equal(status, 200);
   },
 );
 
