@@ -80,6 +80,23 @@ t.test('names of one key leave lookups to those of others, whatever DNS says of 
   t.equal(asked.at(-1), names.at(-1), 'even for a name that also the first one waits for');
 });
 
+t.test('a turn among names without an answer is given back once, also if it comes too late', async (t) => {
+  const { resolve, asked, answer, answerByDns } = newResolver();
+  const silent = ['0', '1', '2', '3', '4', '5', 'in turn'].map((name) => `${name}.example`);
+  const looks = [...silent, 'new.example'].map((name) => resolve(name, KEY));
+  await nextTurn();
+  answerByDns('new.example');
+  for (const name of ['new.example', ...silent]) {
+    await nextTurn();
+    answer(name);
+  }
+  await Promise.all(looks);
+  asked.length = 0;
+  for (const number of Array(100).keys()) void resolve(`next${number}.example`, KEY);
+  await nextTurn();
+  t.equal(asked.length, 6);
+});
+
 t.test('where few threads are allowed, names without an answer leave one to the others', async (t) => {
   const { resolve, asked, answerByDns } = newResolver({ lookupsMax: 2 });
   for (const key of [KEY, OTHER_KEY])
