@@ -11,7 +11,6 @@ import { hostnameOf } from '../address.ts';
 import { HOUR_MS } from '../durations.ts';
 import { type Effects, LONGEST_TIMER_MS } from '../effects.ts';
 import { putLatest } from '../latest.ts';
-import { areTooTiny } from '../tiny-pieces.ts';
 import { createAddressGuard, type GuardOptions } from './address-guard.ts';
 import { AttemptError } from './attempt-error.ts';
 import type { Owner } from './key-shares.ts';
@@ -75,8 +74,11 @@ const received = Buffer.allocUnsafeSlow(64 * 1024);
  */
 const TLS_EXTRAS_MAX = 16;
 
-/** Of an answer. Two receivers that answered in records of one byte held up every other delivery for 1.6 s. */
-const TINY_PIECES_MAX = 1024;
+/**
+ * Of an answer, of which 40 KiB at most are read, see send.ts and answer.ts: more pieces are tiny ones. Two receivers
+ * that answered in records of one byte held up every other delivery for 1.6 s.
+ */
+const PIECES_MAX = 1024;
 
 /** Connects only to allowed addresses, see address-guard.ts. */
 export function createConnector(options: ConnectorOptions, effects: Effects): Connector {
@@ -113,9 +115,8 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
         destroy: () => (handlers = undefined),
       };
     }
-    // Of what came since the last request.
+    /** What came since the last request. */
     let pieces = 0;
-    let bytes = 0;
     const socketOptions = {
       host: hostname,
       port,
@@ -128,8 +129,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
         buffer: received,
         callback(length: number) {
           pieces += 1;
-          bytes += length;
-          if (areTooTiny(pieces, bytes, TINY_PIECES_MAX)) refuse();
+          if (pieces > PIECES_MAX) refuse();
           handlers?.received(received.subarray(0, length));
           return true;
         },
@@ -190,7 +190,6 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
       write(text) {
         extraCount = 0;
         pieces = 0;
-        bytes = 0;
         socket.write(text);
       },
       unsentBytes: () => socket.writableLength,
