@@ -171,6 +171,18 @@ t.test('a receiver may update its keys now and then, but not without end', ifHas
   t.match(await ended.promise, { message: 'invalid_response' });
 });
 
+t.test('the hour ends too if a receiver gives a new session each time', ifHas('openssl'), async (t) => {
+  const effects = fakeEffects();
+  const { url } = await opensslReceiver(t, '-www');
+  const connector = newConnector({ caPem: CA_PEM }, effects);
+  const handshakes: unknown[] = [];
+  for (const minutes of [0, 59, 2]) {
+    effects.advance(minutes * 60_000);
+    handshakes.push(/^(New|Reused), TLSv1\.3/m.exec(await exchange(connector, url))?.[1]);
+  }
+  t.strictSame(handshakes, ['New', 'Reused', 'New']);
+});
+
 /** `ask` gives a command of s_server, or a text to be sent, and waits: for the key update by default, which needs -msg. */
 async function opensslReceiver(t: Test, ...more: string[]) {
   const key = join(import.meta.dirname, '../fixtures/tls/localhost.key');
