@@ -1,5 +1,6 @@
 import { copyFileSync, renameSync, truncateSync } from 'node:fs';
 import { join } from 'node:path';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import { MessageChannel } from 'node:worker_threads';
 import t, { type Test } from 'tap';
 import { startDispatcherThread } from '../../src/deliver/dispatcher-port.ts';
@@ -10,7 +11,7 @@ import { type Store, startWriterThread } from '../../src/store/store.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { until } from '../helpers/commands.ts';
 import { LOOPBACK_RULES, newReplay, newWebhook } from '../helpers/deliveries.ts';
-import { startReceiver, status } from '../helpers/receiver.ts';
+import { held, startReceiver, status, unfinished } from '../helpers/receiver.ts';
 import { DEFAULT_SCHEDULE } from '../helpers/schedule.ts';
 import { newDeployment, PROJECT, temporaryDirectory } from '../helpers/store.ts';
 
@@ -81,6 +82,34 @@ t.test('the thread does not begin with another file than the writer has, nor wit
     port1.close();
   }
 });
+
+t.test('a stop lets attempts that are under way end, and their results are recorded', async (t) => {
+  const { store, dispatcher } = await threads(t);
+  const { answer, release } = held(status(200));
+  const receiver = await startReceiver(t, { answers: [answer] });
+  const { id } = await subscribe(store, receiver.url);
+  await deploy(store);
+  await receiver.next();
+  const stopped = dispatcher.stop(60_000);
+  await Promise.race([stopped, dispatcher.quietMs()]); // asked after the stop, so that has begun
+  release();
+  await stopped;
+  t.type(store.reads.webhooks.get(id)?.last_success_at, 'string');
+});
+
+t.test(
+  'an attempt for which a stop does not wait counts if only the body of its answer is missing',
+  async (t) => {
+    const { store, dispatcher } = await threads(t);
+    const receiver = await startReceiver(t, { answers: [unfinished(200, 'o')] });
+    const { id } = await subscribe(store, receiver.url);
+    await deploy(store);
+    await receiver.next();
+    await nextTurn(); // the answer is written
+    await dispatcher.stop(0);
+    t.type(store.reads.webhooks.get(id)?.last_success_at, 'string');
+  },
+);
 
 const BEGINNING = {
   sender: { timeoutMs: 10_000, ...LOOPBACK_RULES },
