@@ -1,10 +1,12 @@
-import { spawn } from 'node:child_process';
+import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, renameSync } from 'node:fs';
 import { join } from 'node:path';
 import t, { type Test } from 'tap';
 import { LAST_RECOVERY_MS, RECOVERY_WAIT_MS, startService } from '../src/app.ts';
+import type { DeploymentId } from '../src/domain.ts';
 import { realEffects } from '../src/effects.ts';
+import { POLL_OTHER_PROCESSES_EVERY_MS } from '../src/loop.ts';
 import { openForWriting } from '../src/store/database.ts';
 import { storeOn } from '../src/store/store.ts';
 import { RETRY_AFTER_MS } from '../src/store/writer.ts';
@@ -14,7 +16,7 @@ import { limitOpenFiles } from './helpers/limits.ts';
 import { ifMayServeDns, runWithAddress } from './helpers/namespaces.ts';
 import { ifHas } from './helpers/programs.ts';
 import { startReceiver } from './helpers/receiver.ts';
-import { newDeployment, PROJECT, temporaryDirectory } from './helpers/store.ts';
+import { makers, newDeployment, PROJECT, temporaryDirectory } from './helpers/store.ts';
 import { CONFIG, startWholeService } from './helpers/whole-service.ts';
 
 t.test(
@@ -49,6 +51,48 @@ t.test(
     t.match(store.reads.deployments.get(left.id), { status: 'failed', reason: 'interrupted' });
   },
 );
+
+t.test('while a command of an earlier run lives, no deployment starts, of whatever project', async (t) => {
+  const { dbPath, store } = await fileWith(t, ['/bin/true']);
+  const interrupted = await store.writer.write('deployments.create', newDeployment(store.projectId));
+  await store.writer.write('deployments.claim', undefined);
+  const other = await store.writer.write('projects.create', { ...PROJECT, name: 'other', command: ['true'] });
+  const next = await store.writer.write('deployments.create', newDeployment(other.id));
+  const left = await startStubborn(t, interrupted.id);
+  const service = await startService({ ...CONFIG, dbPath }, impatientEffects(), (error) =>
+    t.fail('the service died', { error }),
+  );
+  t.teardown(service.stop);
+
+  // It tries a write, which comes behind any that starts a deployment.
+  const { status } = await fetch(`${service.url}/readyz`);
+  t.equal(status, 503);
+  t.match(store.reads.deployments.get(next.id), { status: 'queued' });
+  left.kill('SIGKILL');
+  await until(() => store.reads.deployments.get(next.id)?.status === 'succeeded');
+});
+
+t.test('a deployment starts at once, not only when davit looks for writes of other processes', async (t) => {
+  const { dbPath, store } = await fileWith(t, ['/bin/true']);
+  const { secret } = await makers(store).key();
+  const neverLooks: typeof realEffects = {
+    ...realEffects,
+    after: (delayMs, action) =>
+      delayMs === POLL_OTHER_PROCESSES_EVERY_MS ? () => undefined : realEffects.after(delayMs, action),
+  };
+  const service = await startService({ ...CONFIG, dbPath }, neverLooks, (error) =>
+    t.fail('the service died', { error }),
+  );
+  t.teardown(service.stop);
+  const answer = await fetch(`${service.url}/v2/projects/${store.projectId}/deployments`, {
+    method: 'POST',
+    headers: { Authorization: `Bearer ${secret}`, 'Content-Type': 'application/json' },
+    body: '{"ref":"v1"}',
+  });
+  t.equal(answer.status, 201);
+  const { id } = (await answer.json()) as { id: DeploymentId };
+  await until(() => store.reads.deployments.get(id)?.status === 'succeeded');
+});
 
 t.test('davit that is refused its place has ended no deployment of an earlier run', async (t) => {
   const dbPath = join(temporaryDirectory(t), 'davit.db');
@@ -162,12 +206,7 @@ t.test(
       const { dbPath, store } = await fileWith(t, ['/bin/true']);
       const { id } = await store.writer.write('deployments.create', newDeployment(store.projectId));
       await store.writer.write('deployments.claim', undefined);
-      const left = spawn('sh', ['-c', "trap '' TERM; echo ready; exec sleep 600"], {
-        env: { PATH, DEPLOY_ID: id },
-        stdio: ['ignore', 'pipe', 'ignore'],
-      });
-      t.teardown(() => left.kill('SIGKILL'));
-      await once(left.stdout, 'data');
+      const left = await startStubborn(t, id);
 
       const effects: typeof realEffects = {
         ...realEffects,
@@ -193,6 +232,32 @@ t.test(
     };
     await Promise.all([check(true, false), check(false, false)]);
     await check(false, true);
+  },
+);
+
+t.test(
+  'a stop that had all of its time for commands waits for nothing else longer than half a second',
+  async (t) => {
+    const { dbPath } = await fileWith(t, ['/bin/true']);
+    let isStopping = false;
+    const waits: number[] = [];
+    const effects: typeof realEffects = {
+      ...realEffects,
+      monotonicMs: () => realEffects.monotonicMs() + (isStopping ? 27_000 : 0),
+      after(delayMs, action) {
+        if (isStopping) waits.push(delayMs);
+        return realEffects.after(delayMs, action);
+      },
+    };
+    const service = await startService({ ...CONFIG, dbPath }, effects, () => t.fail('died'));
+    const stopped = service.stop();
+    isStopping = true;
+    await stopped;
+    t.ok(waits.length > 2);
+    t.strictSame(
+      waits.filter((delayMs) => delayMs > 500),
+      [],
+    );
   },
 );
 
@@ -253,6 +318,17 @@ t.test('webhooks reach neither the service at a public address nor its metrics',
   t.strictSame(JSON.parse(stdout), ['address_refused', 'address_refused', null]);
   t.end();
 });
+
+/** A process of this deployment that SIGTERM does not end. */
+async function startStubborn(t: Test, deploymentId: string): Promise<ChildProcess> {
+  const started = spawn('sh', ['-c', "trap '' TERM; echo ready; exec sleep 600"], {
+    env: { PATH, DEPLOY_ID: deploymentId },
+    stdio: ['ignore', 'pipe', 'ignore'],
+  });
+  t.teardown(() => started.kill('SIGKILL'));
+  await once(started.stdout, 'data');
+  return started;
+}
 
 /** As if the recovery had been waited for long enough at once; its writes are tried again at once. */
 function impatientEffects(): typeof realEffects {
