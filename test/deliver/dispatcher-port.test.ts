@@ -15,6 +15,13 @@ import { held, startReceiver, status, unfinished } from '../helpers/receiver.ts'
 import { DEFAULT_SCHEDULE } from '../helpers/schedule.ts';
 import { newDeployment, PROJECT, temporaryDirectory } from '../helpers/store.ts';
 
+const BEGINNING = {
+  sender: { timeoutMs: 10_000, ...LOOPBACK_RULES },
+  schedule: DEFAULT_SCHEDULE,
+  log: { level: 'silent', form: 'json' },
+  metricsMemory: undefined,
+} as const;
+
 t.test('pings, deliveries and replays are sent from the thread', async (t) => {
   const { store, dispatcher } = await threads(t);
   const receiver = await startReceiver(t, { answers: [status(200, { body: 'pong' })] });
@@ -83,6 +90,18 @@ t.test('the thread does not begin with another file than the writer has, nor wit
   }
 });
 
+t.test('that the thread has failed is told, and a stop does not wait for it', async (t) => {
+  const errors: unknown[] = [];
+  const dispatcher = startDispatcherThread((error) => errors.push(error), realEffects);
+  const { port1, port2 } = new MessageChannel();
+  t.teardown(() => port1.close());
+  const log = { level: 'loud' as never, form: 'json' } as const;
+  const failure = { message: /loud/ };
+  await t.rejects(dispatcher.begin({ ...BEGINNING, log, path: '', files: [], port: port2 }), failure);
+  await dispatcher.stop(60_000);
+  t.match(errors, [failure]);
+});
+
 t.test('a stop lets attempts that are under way end, and their results are recorded', async (t) => {
   const { store, dispatcher } = await threads(t);
   const { answer, release } = held(status(200));
@@ -110,13 +129,6 @@ t.test(
     t.type(store.reads.webhooks.get(id)?.last_success_at, 'string');
   },
 );
-
-const BEGINNING = {
-  sender: { timeoutMs: 10_000, ...LOOPBACK_RULES },
-  schedule: DEFAULT_SCHEDULE,
-  log: { level: 'silent', form: 'json' },
-  metricsMemory: undefined,
-} as const;
 
 async function threads(t: Test, schedule = DEFAULT_SCHEDULE) {
   const path = join(temporaryDirectory(t), 'davit.db');
