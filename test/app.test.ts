@@ -1,6 +1,6 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, renameSync } from 'node:fs';
+import { existsSync, readdirSync, renameSync } from 'node:fs';
 import { join } from 'node:path';
 import t, { type Test } from 'tap';
 import { LAST_RECOVERY_MS, RECOVERY_WAIT_MS, startService } from '../src/app.ts';
@@ -75,6 +75,8 @@ t.test('while a command of an earlier run lives, no deployment starts, of whatev
 t.test('a deployment starts at once, not only when davit looks for writes of other processes', async (t) => {
   const { dbPath, store } = await fileWith(t, ['/bin/true']);
   const { secret } = await makers(store).key();
+  const temporary = temporaryDirectory(t);
+  useTemporaryDirectory(t, temporary);
   const neverLooks: typeof realEffects = {
     ...realEffects,
     after: (delayMs, action) =>
@@ -92,6 +94,8 @@ t.test('a deployment starts at once, not only when davit looks for writes of oth
   t.equal(answer.status, 201);
   const { id } = (await answer.json()) as { id: DeploymentId };
   await until(() => store.reads.deployments.get(id)?.status === 'succeeded');
+  await service.stop();
+  t.strictSame(readdirSync(temporary), [], 'and a stop leaves no files of it');
 });
 
 t.test('davit that is refused its place has ended no deployment of an earlier run', async (t) => {
@@ -110,13 +114,8 @@ t.test('davit that is refused its place has ended no deployment of an earlier ru
 });
 
 t.test('without a usable TMPDIR davit does not start if a project has a command', async (t) => {
-  const { TMPDIR } = process.env;
-  t.teardown(() => {
-    if (TMPDIR === undefined) delete process.env['TMPDIR'];
-    else process.env['TMPDIR'] = TMPDIR;
-  });
   const dbPath = join(temporaryDirectory(t), 'davit.db');
-  process.env['TMPDIR'] = join(temporaryDirectory(t), 'missing');
+  useTemporaryDirectory(t, join(temporaryDirectory(t), 'missing'));
   const store = storeOn(openForWriting(dbPath, realEffects), realEffects);
   await store.writer.write('projects.create', { ...PROJECT, command: null });
   const start = () => startService({ ...CONFIG, dbPath }, realEffects, () => undefined);
@@ -130,6 +129,15 @@ t.test('without a usable TMPDIR davit does not start if a project has a command'
       /^no files for commands can be made in \/.*\/missing \(ENOENT\): set TMPDIR to a directory where this user can write$/,
   });
 });
+
+function useTemporaryDirectory(t: Test, path: string): void {
+  const { TMPDIR } = process.env;
+  t.teardown(() => {
+    if (TMPDIR === undefined) delete process.env['TMPDIR'];
+    else process.env['TMPDIR'] = TMPDIR;
+  });
+  process.env['TMPDIR'] = path;
+}
 
 t.test('a deployment that is canceled while davit stops ends as canceled, not interrupted', async (t) => {
   const { dbPath, store } = await fileWith(t, ['/bin/sleep', '600']);
