@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import fc from 'fast-check';
 import t from 'tap';
 import { createLogKeeper, type LogKeeper } from '../../src/deploy/log.ts';
+import { collectGarbage } from '../../src/memory.ts';
 import type { LogAppend } from '../../src/store/logs.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, testStore } from '../helpers/store.ts';
@@ -139,8 +140,13 @@ t.test('a slow writer is waited for once 1 MiB is buffered', async (t) => {
 
 t.test('what is printed byte by byte is kept in few pieces, unchanged', async (t) => {
   const { keeper, appends } = keeperFor();
-  const text = 'davit '.repeat(500);
+  const text = 'davit '.repeat(5_000);
+  collectGarbage();
+  const before = process.memoryUsage().heapUsed;
   for (const byte of Buffer.from(text)) await keeper.append(Buffer.of(byte));
+  collectGarbage();
+  const grownBytes = process.memoryUsage().heapUsed - before;
+  t.ok(grownBytes < 3e6, `${grownBytes} for ${text.length} pieces`);
   await keeper.end();
   t.strictSame(texts(appends), [[text]]);
 });
