@@ -68,8 +68,9 @@ t.test('multi-line secrets are masked with any line ends', async (t) => {
 });
 
 t.test('each text is masked on its own', async (t) => {
-  const hide = hiderOf(['secret-value']);
-  t.strictSame(['a secret-', 'value', 'secret-value'].map(hide), ['a secret-', 'value', '***']);
+  const hide = hiderOf(['secret-value', '12345678']);
+  const texts = ['a secret-', 'value of it', '12345678', '1234567'];
+  t.strictSame(texts.map(hide), ['a secret-', 'value of it', '***', '1234567']);
 });
 
 t.test('a secret with tens of thousands of empty lines is masked', async (t) => {
