@@ -56,9 +56,17 @@ t.test('commands left by a crash get their grace to clean up', async (t) => {
   left.stdout.setEncoding('utf8').on('data', (text: string) => printed.push(text));
   await once(left.stdout, 'data');
   const closed = once(left, 'close');
-  await recoverIn(temporaryDirectory(t), store);
+  const identity = identityOf(left);
+  const livedWhenFilesWent: boolean[] = [];
+  await recoverIn(temporaryDirectory(t), store, {
+    workspaces: {
+      ...testWorkspaces(t),
+      removeLeft: async () => void livedWhenFilesWent.push(isAlive(identity)),
+    },
+  });
   await closed;
   t.equal(printed.join(''), 'ready\ntidied up\n');
+  t.strictSame(livedWhenFilesWent, [false], 'and their files until then');
 });
 
 t.test('a deployment that was being canceled is recorded as canceled', async (t) => {
@@ -70,6 +78,11 @@ t.test('a deployment that was being canceled is recorded as canceled', async (t)
 
 t.test('a command that a killed service was just starting is ended', async (t) => {
   const { store, id } = await crashed(t);
+  // Beside one whose process is recorded.
+  await store.writer.write('deployments.create', newDeployment(await store.project({ name: 'other' })));
+  const { id: other } = (await store.writer.write('deployments.claim', undefined)) ?? { id };
+  const identity = identityOf(leftOver(t, ['/bin/sleep', '600'], {}));
+  await store.writer.write('deployments.setProcess', { id: other, ...identity });
   const directory = temporaryDirectory(t);
   const { service, shared, command } = await startingService(t, directory);
   await kill(service);
