@@ -75,7 +75,7 @@ const LAST_ATTEMPTS_MS = 2_500;
  */
 const LAST_WAITS_UNTIL_MS = 27_500;
 /** When hapi stops, it closes idle connections at once: a request that was just sent on one would get no answer. */
-const REQUESTS_IN_FLIGHT_MS = 50;
+export const REQUESTS_IN_FLIGHT_MS = 50;
 /** By then every process that can be killed is gone. The API does not wait for others, nor for a full disk. */
 export const RECOVERY_WAIT_MS = 20_000;
 /**

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { existsSync, readdirSync, renameSync } from 'node:fs';
 import { join } from 'node:path';
 import t, { type Test } from 'tap';
-import { LAST_RECOVERY_MS, RECOVERY_WAIT_MS, startService } from '../src/app.ts';
+import { LAST_RECOVERY_MS, RECOVERY_WAIT_MS, REQUESTS_IN_FLIGHT_MS, startService } from '../src/app.ts';
 import type { DeploymentId } from '../src/domain.ts';
 import { realEffects } from '../src/effects.ts';
 import { POLL_OTHER_PROCESSES_EVERY_MS } from '../src/loop.ts';
@@ -177,6 +177,30 @@ t.test('a request that arrives while davit stops is answered, or not carried out
   t.equal(answers.filter(({ status }) => status === 201).length, created);
   t.ok(created > 0, 'those under way are answered');
   for (const { headers } of answers) t.match(headers, { connection: /^close$/ });
+});
+
+t.test('a request that was just sent on an idle connection when davit stops is answered', async (t) => {
+  const { dbPath } = await fileWith(t, ['/bin/true']);
+  const request = 'GET /healthz HTTP/1.1\r\nHost: d\r\n\r\n';
+  const effects: typeof realEffects = {
+    ...realEffects,
+    after(delayMs, action) {
+      if (delayMs !== REQUESTS_IN_FLIGHT_MS) return realEffects.after(delayMs, action);
+      connection.send(request);
+      void connection.closed.finally(action);
+      return () => undefined;
+    },
+  };
+  const service = await startService({ ...CONFIG, dbPath }, effects, () => t.fail('died'));
+  const connection = await connectRaw(Number(new URL(service.url).port));
+  connection.send(request);
+  await connection.received('\r\n\r\n{');
+  await service.stop();
+  const answers = parseResponses(await connection.closed);
+  t.strictSame(
+    answers.map(({ status }) => status),
+    [200, 200],
+  );
 });
 
 /** A file with a project of this command, on a connection as `davit admin` has. */
