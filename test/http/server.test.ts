@@ -1,6 +1,7 @@
 import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
 import { request as tlsRequest } from 'node:https';
+import { Readable } from 'node:stream';
 import type { Plugin } from '@hapi/hapi';
 import t from 'tap';
 import { newId } from '../../src/domain.ts';
@@ -325,6 +326,35 @@ t.test(
     );
   },
 );
+
+t.test('that a client leaves before the end of its answer counts so too, and is no problem', async (t) => {
+  const plugin: Plugin<void> = {
+    name: 'endless',
+    register(server) {
+      const handler = () => {
+        const answer = new Readable({ read() {} });
+        answer.push('beginning');
+        return answer;
+      };
+      server.route({ method: 'GET', path: '/endless', options: { auth: false }, handler });
+    },
+  };
+  const answered: AnsweredRequest[] = [];
+  const { port, log } = await startHttp(t, {
+    resources: () => [plugin],
+    onAnswer: (request) => answered.push(request),
+  });
+  const client = await connectRaw(port);
+  client.send('GET /endless HTTP/1.1\r\nHost: d\r\n\r\n');
+  await client.received('beginning');
+  client.socket.resetAndDestroy();
+  await until(() => answered.length === 1);
+  t.match(answered, [{ status: 499 }]);
+  t.strictSame(
+    log.filter(({ level }) => level !== 30),
+    [],
+  );
+});
 
 t.test('connections may take half of the open files allowed', ifHas('prlimit'), async (t) => {
   const lift = limitOpenFiles(200);
