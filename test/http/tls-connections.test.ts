@@ -1,13 +1,15 @@
 import { spawn } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import type { ServerResponse } from 'node:http';
-import { connect as connectPlain } from 'node:net';
+import { type AddressInfo, connect as connectPlain, createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { connect } from 'node:tls';
 import type { Plugin } from '@hapi/hapi';
 import t from 'tap';
 import { readCertificate } from '../../src/http/tls.ts';
+import { limitHandshakes } from '../../src/http/tls-connections.ts';
 import { until } from '../helpers/commands.ts';
+import { fakeEffects } from '../helpers/effects.ts';
 import { followRaw, heldResource, parseResponses, startHttp } from '../helpers/http.ts';
 import { ifHas } from '../helpers/programs.ts';
 
@@ -27,6 +29,45 @@ t.test('a connection that sends too much before its handshake is over is closed'
   socket.write(record);
   socket.resume();
   await closed;
+});
+
+t.test('what a connection sends counts until its handshake is over, however slowly it comes', async (t) => {
+  const effects = fakeEffects();
+  const accepted: Socket[] = [];
+  const clients: Socket[] = [];
+  const listener = createServer((socket) => accepted.push(socket.resume()));
+  limitHandshakes(listener as never, effects);
+  await new Promise<void>((resolve) => listener.listen(0, '127.0.0.1', resolve));
+  t.teardown(() => listener.close());
+  const { port } = listener.address() as AddressInfo;
+  const sendEach = async (bytes: number) => {
+    for (const client of clients) client.write(Buffer.alloc(bytes));
+    total += bytes;
+    await until(() => accepted.every(({ bytesRead }) => bytesRead === total));
+    effects.advance(100);
+  };
+  let total = 0;
+  for (let count = 1; count <= 2; count++) {
+    clients.push(connectPlain(port, '127.0.0.1').on('error', () => undefined));
+    await until(() => accepted.length === count);
+  }
+  t.teardown(() => clients.map((client) => client.destroy()));
+
+  await sendEach(16 * 1024);
+  listener.emit('secureConnection', accepted[1]);
+  const closed = new Promise((resolve) => accepted[0]?.once('close', resolve));
+  await sendEach(1);
+  t.strictSame(
+    accepted.map(({ destroyed }) => destroyed),
+    [true, false],
+  );
+  await closed;
+  effects.advance(100);
+  effects.after = () => {
+    t.fail('there is nothing left to look at');
+    return () => undefined;
+  };
+  effects.advance(100);
 });
 
 t.test(
