@@ -364,6 +364,26 @@ t.test('the process of a running command is recorded', async (t) => {
   t.notOk(identity !== undefined && isAlive(identity));
 });
 
+t.test('the process of a command that ends at once is not recorded, as that costs a commit', async (t) => {
+  const store = testStore(t, realEffects);
+  const written: OperationName[] = [];
+  const write: Writer['write'] = (name, input) => {
+    written.push(name);
+    return store.writer.write(name, input);
+  };
+  let isLater = false;
+  const executor = testExecutor(
+    t,
+    { ...store, writer: { ...store.writer, write } },
+    { effects: noticing(20, () => isLater) },
+  );
+  await carriedOut(store, executor);
+  isLater = true;
+  for (let turn = 0; turn < 10; turn++) await nextTurn();
+  t.ok(written.includes('deployments.finish'));
+  t.notOk(written.includes('deployments.setProcess'));
+});
+
 t.test('problems with outputs are noted in the log on lines of their own', async (t) => {
   const { store, executor } = service(t);
   const script = 'printf "no line end"; echo neither >>"$DEPLOY_OUTPUT"';
