@@ -244,7 +244,9 @@ t.test('a deployment that waits is not started while its project is paused, but 
 
   await create('third');
   await setStatus(id, 'active');
+  const { tries } = disk;
   await pass(1_000);
+  t.equal(disk.tries, tries, 'there is no free slot');
   await writeFile(gate, '');
   await until(() => statuses()[1] === 'succeeded');
   for (let look = 0; look < 3; look++) {
@@ -256,6 +258,27 @@ t.test('a deployment that waits is not started while its project is paused, but 
   await executor.settled();
   t.strictSame(statuses(), ['succeeded', 'succeeded', 'succeeded']);
   t.match(logOf(store, id), /ENOSPC\ndavit: waiting to start: its project is paused\n$/, 'said once');
+});
+
+t.test('a deployment that ends while its project is paused leaves no slot too many', async (t) => {
+  const { store, executor, create, statuses, disk, pass, setStatus } = serviceOnFullDisk(t, {
+    maxConcurrent: 1,
+  });
+  const id = await create('one');
+  await executor.tick();
+  await setStatus(id, 'paused');
+  await pass(1_000);
+  await store.writer.write('deployments.cancel', { id });
+  await executor.tick();
+  await executor.settled();
+  disk.isFull = false;
+  const gates = [namedPipe(t), namedPipe(t)] as const;
+  for (const [index, gate] of gates.entries())
+    await create(`other ${index}`, { command: ['/bin/cat', gate] });
+  await executor.tick();
+  t.strictSame(statuses(), ['canceled', 'running', 'queued']);
+  for (const gate of gates) await writeFile(gate, '');
+  await executor.settled();
 });
 
 t.test('a deployment waits on while its project cannot be read', async (t) => {
@@ -553,9 +576,10 @@ function noticing(ms: number, holds: () => boolean): Effects {
 
 /** On a clock that only `pass` moves. */
 function serviceOnFullDisk(t: Test, changes: Partial<ExecutorOptions> = {}) {
-  const disk = { isFull: true, error: systemError('ENOSPC') as Error };
+  const disk = { isFull: true, error: systemError('ENOSPC') as Error, tries: 0 };
   const workspaces = testWorkspaces(t);
   const make: Workspaces['make'] = (projectId, directory) => {
+    disk.tries += 1;
     if (disk.isFull) throw disk.error;
     return workspaces.make(projectId, directory);
   };
