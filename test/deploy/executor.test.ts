@@ -311,7 +311,7 @@ t.test('a deployment that waits is canceled when its project is archived', async
 });
 
 t.test('a deployment that waits for room is canceled at once', async (t) => {
-  const { store, executor, create, pass } = serviceOnFullDisk(t);
+  const { store, executor, create, statuses, disk, pass } = serviceOnFullDisk(t);
   const id = await create('one');
   await executor.tick();
   await pass(0);
@@ -319,6 +319,11 @@ t.test('a deployment that waits for room is canceled at once', async (t) => {
   await executor.tick();
   await executor.settled();
   t.match(store.reads.deployments.get(id), { status: 'canceled', reason: 'user', message: null });
+  disk.isFull = false;
+  await create('other');
+  await executor.tick();
+  await executor.settled();
+  t.strictSame(statuses(), ['canceled', 'succeeded'], 'and holds up no other any more');
 });
 
 t.test('a deployment that waits for room is not started once davit stops', async (t) => {
