@@ -236,11 +236,8 @@ export function createExecutor(options: ExecutorOptions): Executor {
   /** Resolves after a moment, or at once to why the run is to be stopped. */
   function sleep(id: DeploymentId): Promise<StopRequest | undefined> {
     return new Promise((resolve) => {
-      const cancel = effects.after(TRY_AGAIN_EVERY_MS, () => resolve(undefined));
-      underWay.set(id, (cause) => {
-        cancel();
-        resolve(cause);
-      });
+      effects.after(TRY_AGAIN_EVERY_MS, () => resolve(undefined));
+      underWay.set(id, resolve);
     });
   }
 
