@@ -143,6 +143,15 @@ t.test('on a full disk a replay stays where it is and resumes once there is room
   t.equal(rearmed(store), STEP_ROWS);
 });
 
+t.test('a bug is not taken for a full disk, of which nobody is told', async (t) => {
+  const { store, effects, id } = await longPast(t, 1);
+  await newReplay(store, effects, id);
+  const write = () => Promise.reject(new Error('a bug'));
+  await t.rejects(replayerOn({ ...store, writer: { ...store.writer, write } }, effects).tick(), {
+    message: 'a bug',
+  });
+});
+
 async function longPast(t: Test, count: number) {
   const { store, effects, id } = await storeWithWebhook(t);
   endDeliveries(store, await newDeliveries(store, id, 1), 'delivered');
