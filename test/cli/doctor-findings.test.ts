@@ -472,6 +472,17 @@ t.test('doctor names the processes that keep an earlier run of the service from 
   child.kill('SIGKILL');
   await once(child, 'close');
   t.match(await foundSince(nowMs - HOUR_MS, 1), unknown);
+
+  const older = processIdentity(process.ppid);
+  changeFile(
+    there.dbPath,
+    `UPDATE deployments SET process_id = ${process.ppid}, process_started_at = ${older?.processStartedAt}`,
+  );
+  t.match(
+    await foundSince(nowMs - HOUR_MS, 1),
+    { message: left, advice: `end what is left of it, as root or its user: kill -9 ${process.ppid}` },
+    'the one that is recorded, though it shows no deployment',
+  );
 });
 
 t.test(
