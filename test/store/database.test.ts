@@ -39,6 +39,7 @@ import { fakeEffects } from '../helpers/effects.ts';
 import { changeFile } from '../helpers/files.ts';
 import { mountinfoLine } from '../helpers/mounts.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
+import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 t.test('the file is made on first use, private and durable', (t) => {
@@ -139,17 +140,37 @@ t.test('a file that root makes belongs to the owner of its directory', ifMayBeNo
   t.end();
 });
 
+const mayDropCapabilities = { ...ifHas('setpriv'), ...ifMayBeNobody() };
+
+t.test('a file that root may not give away, or not use then, is its own', mayDropCapabilities, (t) => {
+  for (const capability of ['chown', 'dac_override']) {
+    const directory = temporaryDirectory(t);
+    chmodSync(directory, 0o777);
+    chownSync(directory, NOBODY, NOBODY);
+    const path = join(directory, 'davit.db');
+    const words = [`--bounding-set=-${capability}`, process.execPath, ...wordsToOpen(path)];
+    t.equal(execFileSync('setpriv', words, { encoding: 'utf8' }), '', capability);
+    t.equal(statSync(path).uid, 0, capability);
+  }
+  t.end();
+});
+
 /** The error of the file when the user `nobody` opens and closes it; empty if there is none. */
 function openedByNobody(path: string): string {
+  return execFileSync(process.execPath, wordsToOpen(path), { uid: NOBODY, encoding: 'utf8' });
+}
+
+/** With these Node opens a file and closes it, and prints the error of it. */
+function wordsToOpen(path: string): string[] {
   const script = `
     const { openForWriting } = await import(process.argv[1]);
+    const { realEffects } = await import(new URL('../effects.ts', process.argv[1]));
     try {
-      openForWriting(process.argv[2]).close();
+      openForWriting(process.argv[2], realEffects).close();
     } catch ({ message }) {
       console.log(message);
     }`;
-  const words = ['--no-warnings', '--input-type=module', '--eval', script, pathToFileURL(MODULE).href, path];
-  return execFileSync(process.execPath, words, { uid: NOBODY, encoding: 'utf8' });
+  return ['--no-warnings', '--input-type=module', '--eval', script, pathToFileURL(MODULE).href, path];
 }
 
 t.test('no INSERT makes SQLite build a temporary table to check constraints', (t) => {
