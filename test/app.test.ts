@@ -179,29 +179,43 @@ t.test('a request that arrives while davit stops is answered, or not carried out
   for (const { headers } of answers) t.match(headers, { connection: /^close$/ });
 });
 
-t.test('a request that was just sent on an idle connection when davit stops is answered', async (t) => {
-  const { dbPath } = await fileWith(t, ['/bin/true']);
-  const request = 'GET /healthz HTTP/1.1\r\nHost: d\r\n\r\n';
-  const effects: typeof realEffects = {
-    ...realEffects,
-    after(delayMs, action) {
-      if (delayMs !== REQUESTS_IN_FLIGHT_MS) return realEffects.after(delayMs, action);
-      connection.send(request);
-      void connection.closed.finally(action);
-      return () => undefined;
-    },
-  };
-  const service = await startService({ ...CONFIG, dbPath }, effects, () => t.fail('died'));
-  const connection = await connectRaw(Number(new URL(service.url).port));
-  connection.send(request);
-  await connection.received('\r\n\r\n{');
-  await service.stop();
-  const answers = parseResponses(await connection.closed);
-  t.strictSame(
-    answers.map(({ status }) => status),
-    [200, 200],
-  );
-});
+t.test(
+  'a stop answers a request that was just sent, and waits for little else once commands had all of their time',
+  async (t) => {
+    const { dbPath } = await fileWith(t, ['/bin/true']);
+    const request = 'GET /healthz HTTP/1.1\r\nHost: d\r\n\r\n';
+    let isStopping = false;
+    const waits: number[] = [];
+    const effects: typeof realEffects = {
+      ...realEffects,
+      monotonicMs: () => realEffects.monotonicMs() + (isStopping ? 27_000 : 0),
+      after(delayMs, action) {
+        if (isStopping) waits.push(delayMs);
+        if (delayMs !== REQUESTS_IN_FLIGHT_MS) return realEffects.after(delayMs, action);
+        connection.send(request);
+        void connection.closed.finally(action);
+        return () => undefined;
+      },
+    };
+    const service = await startService({ ...CONFIG, dbPath }, effects, () => t.fail('died'));
+    const connection = await connectRaw(Number(new URL(service.url).port));
+    connection.send(request);
+    await connection.received('\r\n\r\n{');
+    const stopped = service.stop();
+    isStopping = true;
+    await stopped;
+    const answers = parseResponses(await connection.closed);
+    t.strictSame(
+      answers.map(({ status }) => status),
+      [200, 200],
+    );
+    t.ok(waits.length > 2);
+    t.strictSame(
+      waits.filter((delayMs) => delayMs > 500),
+      [],
+    );
+  },
+);
 
 /** A file with a project of this command, on a connection as `davit admin` has. */
 async function fileWith(t: Test, command: [string, ...string[]]) {
@@ -264,32 +278,6 @@ t.test(
     };
     await Promise.all([check(true, false), check(false, false)]);
     await check(false, true);
-  },
-);
-
-t.test(
-  'a stop that had all of its time for commands waits for nothing else longer than half a second',
-  async (t) => {
-    const { dbPath } = await fileWith(t, ['/bin/true']);
-    let isStopping = false;
-    const waits: number[] = [];
-    const effects: typeof realEffects = {
-      ...realEffects,
-      monotonicMs: () => realEffects.monotonicMs() + (isStopping ? 27_000 : 0),
-      after(delayMs, action) {
-        if (isStopping) waits.push(delayMs);
-        return realEffects.after(delayMs, action);
-      },
-    };
-    const service = await startService({ ...CONFIG, dbPath }, effects, () => t.fail('died'));
-    const stopped = service.stop();
-    isStopping = true;
-    await stopped;
-    t.ok(waits.length > 2);
-    t.strictSame(
-      waits.filter((delayMs) => delayMs > 500),
-      [],
-    );
   },
 );
 
