@@ -33,7 +33,8 @@ t.test('a database that others have access to or can replace is a problem', asyn
   chmodSync(there.directory, 0o1777);
   await reportOf(t, there, 0);
   const kept = `${there.dbPath}.before-restore-2026-11-20T10-00-00.000Z`;
-  writeFileSync(kept, '', { mode: 0o644 });
+  writeFileSync(kept, '');
+  chmodSync(kept, 0o644); // whatever the umask
   t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
     level: 'problem',
     message: /^others have access to davit\.db\.before-restore-\S+ \(mode 644\)$/,
