@@ -50,7 +50,7 @@ t.test(
     writeFileSync(preload, `console.log('loaded');`);
     chmodSync(preload, 0o644); // whatever the umask
     for (const option of [
-      `--require="${preload}"`,
+      `--require=${JSON.stringify(preload)}`,
       '--require=/nowhere/.pnp.cjs',
       '--inspect=127.0.0.1:0',
       '--unknown',
@@ -185,7 +185,7 @@ t.test('every thread starts from its recorded code cache', async (t) => {
     };`,
   );
   chmodSync(preload, 0o644); // whatever the umask
-  const service = await serve(t, place, { NODE_OPTIONS: `--require="${preload}"` });
+  const service = await serve(t, place, { NODE_OPTIONS: `--require=${JSON.stringify(preload)}` });
   t.strictSame(await stop(service, 'SIGTERM'), [0, null]);
   // The checkpointer begins half a second later, and so only where others keep the machine busy.
   const begun = readFileSync(told, 'utf8').trim().split('\n');
@@ -201,7 +201,7 @@ const CREATE_PROJECT = ['admin', 'project', 'create', '--name', 'site'];
 t.test('where temporary directories are mounted noexec', ifMayMount, async (t) => {
   t.test('davit takes one that is not', async (t) => {
     const place = emptyPlace(t);
-    const { status, stdout } = runWithNoexec(place, [`${place}/tmp`], CREATE_PROJECT);
+    const { status, stdout } = runWithNoexec(place, ['tmp'], CREATE_PROJECT);
     t.equal(status, 0);
     t.match(stdout, /^prj_\w+\n$/);
     t.strictSame(filesIn(place), ['davit', 'davit.db']);
@@ -209,7 +209,7 @@ t.test('where temporary directories are mounted noexec', ifMayMount, async (t) =
 
   t.test('davit says what to do if there is none', async (t) => {
     const place = emptyPlace(t);
-    const forbidden = [`${place}/tmp`, ...['/var/tmp', '/dev/shm'].filter((path) => existsSync(path))];
+    const forbidden = ['tmp', ...['/var/tmp', '/dev/shm'].filter((path) => existsSync(path))];
     const { status, stdout, stderr } = runWithNoexec(place, forbidden, CREATE_PROJECT);
     t.match({ status, stdout }, { status: 1, stdout: '' });
     t.match(stderr, /^[^\n]*no directory to load better_sqlite3 from .* set TMPDIR to one [^\n]*\n$/);
@@ -228,7 +228,7 @@ t.test('an unsupported system is named in one line, and no file is created', asy
     };`,
   );
   chmodSync(preload, 0o644); // whatever the umask
-  const environment = { NODE_OPTIONS: `--require="${preload}"` };
+  const environment = { NODE_OPTIONS: `--require=${JSON.stringify(preload)}` };
   for (const commandLine of [CREATE_PROJECT, ['serve', '--listen', '127.0.0.1:0']]) {
     const { status, stdout, stderr } = run(place, commandLine, environment);
     t.match({ status, stdout }, { status: 1, stdout: '' });
@@ -321,7 +321,8 @@ function runWithNoexec(
 
 /** `run` where a shell ran these commands before, on mounts of its own. */
 function runAfter(place: string, commands: string[], commandLine: string[]): SpawnSyncReturns<string> {
-  const become = `exec setpriv --reuid=65534 --regid=65534 --clear-groups env -i TMPDIR='${place}/tmp' ./davit "$@"`;
+  const become =
+    'exec setpriv --reuid=65534 --regid=65534 --clear-groups env -i TMPDIR="$PWD/tmp" ./davit "$@"';
   return spawnSync(
     'unshare',
     ['--mount', 'sh', '-c', [...commands, become].join(' && '), 'sh', ...commandLine],
