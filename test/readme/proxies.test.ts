@@ -1,6 +1,6 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { readFileSync, writeFileSync } from 'node:fs';
+import { copyFileSync, readFileSync, writeFileSync } from 'node:fs';
 import type { IncomingMessage } from 'node:http';
 import { type RequestOptions, request } from 'node:https';
 import { type AddressInfo, createServer } from 'node:net';
@@ -16,8 +16,7 @@ import { temporaryDirectory } from '../helpers/store.ts';
 
 /* The README's configurations of proxies, taken out of it and run in front of davit. */
 
-const CERTIFICATE = join(import.meta.dirname, '../fixtures/tls/localhost.pem');
-const KEY = join(import.meta.dirname, '../fixtures/tls/localhost.key');
+const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
 
 /** Prints a line, and goes on once somebody who followed the log has seen it. */
 const COMMAND = `
@@ -25,46 +24,44 @@ const COMMAND = `
   while [ ! -e seen ]; do sleep 0.05; done
   head -c 3000000 /dev/zero | tr '\\0' x`;
 
+/** A program that is run in a directory with its configuration, and certificate and key in one file and in two. */
 interface Proxy {
   /** The README's block, for this port in place of 443 and the service in place of 8080. */
-  configuration(port: number, service: string, directory: string): string;
-  command(file: string, directory: string): [string, ...string[]];
+  configuration(port: number, service: string): string;
+  command: [string, ...string[]];
 }
 
 const PROXIES: Record<string, Proxy> = {
   nginx: {
-    configuration: (port, service, directory) => `
-      daemon off; master_process off; pid ${directory}/pid; error_log stderr emerg;
+    configuration: (port, service) => `
+      daemon off; master_process off; pid pid; error_log stderr emerg;
       events {}
       http {
         access_log off;
-        ${['client_body', 'proxy', 'fastcgi', 'uwsgi', 'scgi'].map((name) => `${name}_temp_path ${directory}/${name};`).join('\n')}
+        ${['client_body', 'proxy', 'fastcgi', 'uwsgi', 'scgi'].map((name) => `${name}_temp_path ${name};`).join('\n')}
         ${readmeBlock('nginx.conf')
           .replace('127.0.0.1:8080', service)
           .replace('listen 443', `listen 127.0.0.1:${port}`)
-          .replace('/etc/ssl/deploy.example.com.pem', CERTIFICATE)
-          .replace('/etc/ssl/private/deploy.example.com.key', KEY)
+          .replace('/etc/ssl/deploy.example.com.pem', 'localhost.pem')
+          .replace('/etc/ssl/private/deploy.example.com.key', 'localhost.key')
           .replace('deploy.example.com', 'localhost')}
       }`,
-    command: (file, directory) => ['nginx', '-p', directory, '-e', 'stderr', '-c', file],
+    command: ['nginx', '-p', '.', '-e', 'stderr', '-c', 'configuration'],
   },
   caddy: {
     configuration: (port, service) =>
       `{\n admin off\n auto_https off\n}\n${readmeBlock('Caddyfile')
         .replace('127.0.0.1:8080', service)
-        .replace('deploy.example.com {', `https://localhost:${port} {\n tls ${CERTIFICATE} ${KEY}`)}`,
-    command: (file) => ['caddy', 'run', '--adapter', 'caddyfile', '--config', file],
+        .replace('deploy.example.com {', `https://localhost:${port} {\n tls localhost.pem localhost.key`)}`,
+    command: ['caddy', 'run', '--adapter', 'caddyfile', '--config', 'configuration'],
   },
   haproxy: {
-    configuration: (port, service, directory) => {
-      const both = join(directory, 'localhost.pem');
-      writeFileSync(both, readFileSync(CERTIFICATE, 'utf8') + readFileSync(KEY, 'utf8'));
-      return readmeBlock('haproxy.cfg')
+    configuration: (port, service) =>
+      readmeBlock('haproxy.cfg')
         .replace('127.0.0.1:8080', service)
         .replace('bind :443', `bind 127.0.0.1:${port}`)
-        .replace('/etc/haproxy/deploy.example.com.pem', both);
-    },
-    command: (file) => ['haproxy', '-db', '-f', file],
+        .replace('/etc/haproxy/deploy.example.com.pem', 'both.pem'),
+    command: ['haproxy', '-db', '-f', 'configuration'],
   },
 };
 
@@ -126,10 +123,16 @@ for (const [name, proxy] of Object.entries(PROXIES)) {
 async function startProxy(t: Test, { configuration, command }: Proxy, service: string) {
   const directory = temporaryDirectory(t);
   const port = await freePort();
-  const file = join(directory, 'configuration');
-  writeFileSync(file, configuration(port, service, directory));
-  const [program, ...words] = command(file, directory);
+  // Named from there: each has other rules for odd letters in paths, as those of a clone or TMPDIR may have.
+  writeFileSync(join(directory, 'configuration'), configuration(port, service));
+  const [certificate, key] = ['localhost.pem', 'localhost.key'].map((name) => {
+    copyFileSync(join(FIXTURES, name), join(directory, name));
+    return readFileSync(join(FIXTURES, name), 'utf8');
+  });
+  writeFileSync(join(directory, 'both.pem'), `${certificate}${key}`);
+  const [program, ...words] = command;
   const child = spawn(program, words, {
+    cwd: directory,
     env: { PATH: process.env['PATH'], HOME: directory, XDG_CONFIG_HOME: directory, XDG_DATA_HOME: directory },
     stdio: ['ignore', 'ignore', 'pipe'],
   });
