@@ -1,5 +1,5 @@
 import { spawnSync } from 'node:child_process';
-import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { accessSync, constants, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import t from 'tap';
 import { serviceSignature } from '../../src/deliver/sign.ts';
@@ -38,6 +38,8 @@ const ROTATED = serviceSignature([NEW_SECRET, SECRET], NOW, BODY);
 const [TIME = '', V1 = ''] = HEADER.split(',');
 /** Neither text nor UTF-8. */
 const BYTES = Buffer.from([0, 255, 254, 128, 10, 13]);
+/** Where Go keeps what it compiled: the user of a container often has no home directory. */
+const HOME = homeDirectory() ?? join(import.meta.dirname, '../../build/home');
 /** The vectors are of one day, and a hundred years are enough from any other. */
 const ANY_TIME_SECONDS = 3_000_000_000;
 
@@ -247,12 +249,24 @@ function verdicts(
   }));
   const { status, stdout, stderr } = spawnSync(file, words, {
     cwd: directory,
+    env: { ...process.env, HOME },
     input: JSON.stringify(input),
     encoding: 'utf8',
   });
   if (status !== 0 || stderr !== '') throw new Error(`${file} exited with ${status}: ${stderr}`);
   const said: unknown[] = JSON.parse(stdout);
   return Object.fromEntries(Object.keys(deliveries).map((name, index) => [name, said[index]]));
+}
+
+/** Undefined unless this user can work there. */
+function homeDirectory(): string | undefined {
+  const { HOME } = process.env;
+  try {
+    accessSync(HOME ?? '', constants.W_OK);
+    return HOME;
+  } catch {
+    return undefined;
+  }
 }
 
 function every(deliveries: Record<string, Delivery>, verdict: boolean): Record<string, boolean> {
