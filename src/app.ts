@@ -22,7 +22,7 @@ import { certificatesOf } from './http/certificates.ts';
 import { replaceCertificate } from './http/tls.ts';
 import { createWatches } from './http/watches.ts';
 import { createLogger, type Logger, logFormOf } from './logger.ts';
-import { POLL_OTHER_PROCESSES_EVERY_MS, startLoop } from './loop.ts';
+import { type Loop, POLL_OTHER_PROCESSES_EVERY_MS, startLoop } from './loop.ts';
 import { newMetricsMemory } from './metric-cells.ts';
 import { type Metrics, startMetrics } from './metrics/metrics.ts';
 import { realPath } from './paths.ts';
@@ -33,7 +33,7 @@ import { lockForServing, lockPath } from './store/lock.ts';
 import { networkProblem } from './store/mounts.ts';
 import { areInPlace, exposureProblem, identifyFiles, sharedMemoryPath } from './store/place.ts';
 import { createPruner } from './store/pruner.ts';
-import { startWriterThread } from './store/store.ts';
+import { type Store, startWriterThread } from './store/store.ts';
 import { walBytesOf } from './store/wal.ts';
 import { writerMetrics } from './store/writer-metrics.ts';
 import {
@@ -124,17 +124,7 @@ export async function startService(
   openForWriting(dbPath, effects).close(); // problems with the file are thrown here, as an AppError
   started.defer(lockForServing(dbPath, process.pid, effects, config.maxConcurrent));
 
-  const network = networkProblem(dbPath);
-  const exposure = exposureProblem(realPath(dbPath), statSync(dbPath).mode);
-  const warnings = [
-    openFilesProblem(config.maxConcurrent),
-    fileSizeProblem(),
-    network && `${network.message}: ${network.advice}`,
-    // Its -wal and -shm are made with its mode, and keep that until the last process closes the file.
-    exposure && `${exposure.message}: stop davit, ${exposure.advice}, and start it again`,
-    hiddenProcessesProblem(),
-  ];
-  for (const warning of warnings) if (warning !== undefined) logger.warn(warning);
+  for (const warning of warningsAtStart(config)) logger.warn(warning);
 
   const dispatcherToWriter = new MessageChannel();
   const metricsMemory =
@@ -272,19 +262,7 @@ export async function startService(
   store.writer.onCommit((changes) => {
     if (changes.has('queue')) loop.wake();
   });
-  const reportsLoop = startLoop(createOverdue(store, effects), {
-    idleMs: POLL_OTHER_PROCESSES_EVERY_MS,
-    effects,
-    onError: tickErrorLogger(logger, 'deployments whose report is overdue could not be ended'),
-  });
-  const { retentionMs } = config;
-  const clockHistory = createClockHistory(store.reads.instance.clockSettings(effects.now()));
-  const pruner = createPruner({ writer: store.writer, effects, logger, clockHistory, retentionMs });
-  const pruning = startLoop(pruner.tick, {
-    idleMs: PRUNING_IDLE_MS,
-    effects,
-    onError: (error) => logger.error({ err: error }, 'retention could not remove what has expired'),
-  });
+  const upkeep = startUpkeep(store, config, effects, logger);
   readiness.watch(loop);
   if (!recovered) {
     recovery.then(
@@ -299,7 +277,7 @@ export async function startService(
     stopping.abort();
     // The executor's loop still runs: it has deployments stopped that are canceled meanwhile. The others may just wait for
     // a write, which must not delay the SIGTERM of commands.
-    await Promise.all([executor.stop(config.shutdownGraceMs), reportsLoop.stop(), pruning.stop()]);
+    await Promise.all([executor.stop(config.shutdownGraceMs), ...upkeep.map(({ stop }) => stop())]);
     await loop.stop();
     await isWithin(recovery, atMost(LAST_RECOVERY_MS), effects);
   });
@@ -336,6 +314,21 @@ export async function startService(
   }
 }
 
+/** Of what davit runs with, but may not do well with. */
+function warningsAtStart({ dbPath, maxConcurrent }: ServeConfig): string[] {
+  const network = networkProblem(dbPath);
+  const exposure = exposureProblem(realPath(dbPath), statSync(dbPath).mode);
+  const warnings = [
+    openFilesProblem(maxConcurrent),
+    fileSizeProblem(),
+    network && `${network.message}: ${network.advice}`,
+    // Its -wal and -shm are made with its mode, and keep that until the last process closes the file.
+    exposure && `${exposure.message}: stop davit, ${exposure.advice}, and start it again`,
+    hiddenProcessesProblem(),
+  ];
+  return warnings.filter((warning) => warning !== undefined);
+}
+
 /**
  * Listens for less than a millisecond, so that no connection is accepted. Davit that is refused its place has then ended
  * no command of another davit, as on a copy of its file, and sent nothing.
@@ -345,6 +338,23 @@ async function tryListening({ host, port }: ServeConfig['listen']): Promise<void
   await once(trial, 'listening');
   trial.close();
   await once(trial, 'close');
+}
+
+/** The loops that end what nobody reports, and remove what has expired. */
+function startUpkeep(store: Store, { retentionMs }: ServeConfig, effects: Effects, logger: Logger): Loop[] {
+  const reports = startLoop(createOverdue(store, effects), {
+    idleMs: POLL_OTHER_PROCESSES_EVERY_MS,
+    effects,
+    onError: tickErrorLogger(logger, 'deployments whose report is overdue could not be ended'),
+  });
+  const clockHistory = createClockHistory(store.reads.instance.clockSettings(effects.now()));
+  const pruner = createPruner({ writer: store.writer, effects, logger, clockHistory, retentionMs });
+  const pruning = startLoop(pruner.tick, {
+    idleMs: PRUNING_IDLE_MS,
+    effects,
+    onError: (error) => logger.error({ err: error }, 'retention could not remove what has expired'),
+  });
+  return [reports, pruning];
 }
 
 function urlOf({ listen, tls }: ServeConfig, port: number): string {
