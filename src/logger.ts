@@ -30,7 +30,8 @@ const BATCH_MAX_PIECES = 16;
 
 /**
  * PIPE_BUF, pipe(7): a full pipe takes so much as a whole or not at all, so that no other thread writes into the middle
- * of a line. Only a longer line, with several stacks, can be cut.
+ * of a line. Only a longer line, with several stacks, can be cut, and on a terminal that stalls any line, as that takes
+ * what it has room for.
  */
 const PIECE_MAX_BYTES = 4096;
 
