@@ -4,7 +4,6 @@ import { TLSSocket } from 'node:tls';
 import type { Request } from '@hapi/hapi';
 import type { Effects } from '../effects.ts';
 import { AppError, invalid } from '../errors.ts';
-import { areTooTiny } from '../tiny-pieces.ts';
 import { dropBody, giveUpReading } from '../unread.ts';
 import { parseJson } from './json.ts';
 import type { ReceiveBuffers } from './receive-buffers.ts';
@@ -159,8 +158,8 @@ function tooShredded(): AppError {
 }
 
 /**
- * Refuses a body that comes in many tiny pieces, as chunks or as records of TLS, and drops the rest of it. To be called
- * before the first piece.
+ * Refuses a body that comes in many tiny pieces, as chunks or as records of TLS, and drops the rest of it: each piece
+ * costs some microseconds, whatever its size, and one read can bring thousands. To be called before the first piece.
  */
 export function refuseTinyPieces(req: IncomingMessage): void {
   const isTls = req.socket instanceof TLSSocket;
@@ -173,7 +172,7 @@ export function refuseTinyPieces(req: IncomingMessage): void {
     if (piece === null) return push(null);
     pieces += 1;
     bytes += piece.length;
-    if (!areTooTiny(pieces, bytes, TINY_PIECES_MAX)) return push(piece);
+    if (pieces <= TINY_PIECES_MAX || bytes >= pieces * TINY_PIECE_BYTES) return push(piece);
     dropBody(req);
     // A record takes some microseconds also if it is dropped.
     if (isTls) giveUpReading(req.socket);
@@ -185,6 +184,8 @@ export function refuseTinyPieces(req: IncomingMessage): void {
 
 /** A report of the most outputs that is streamed token by token, as some libraries write JSON, has 409. */
 const TINY_PIECES_MAX = 512;
+/** Pieces that have as much on the average are not tiny. */
+const TINY_PIECE_BYTES = 32;
 
 /** The requests whose bodies came in too many tiny pieces. */
 const shredded = new WeakSet<IncomingMessage>();

@@ -477,6 +477,14 @@ t.test(
     t.strictSame(taken, []);
     const [response] = parseResponses(await rawRequest(port, chunked(Array.from(stringOf(512)))));
     t.equal(response?.status, 200, 'a report that is streamed token by token may have some 400');
+    for (const [size, status] of [
+      [31, 400],
+      [32, 200],
+    ] as const) {
+      const pieces = stringOf(513 * size).match(new RegExp(`.{${size}}`, 'g')) ?? [];
+      const [answered] = parseResponses(await rawRequest(port, chunked(pieces)));
+      t.equal(answered?.status, status, `${size} bytes each`);
+    }
   },
 );
 
