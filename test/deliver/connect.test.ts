@@ -38,6 +38,14 @@ t.test('an authority that was removed is no longer trusted, nor are sessions mad
   t.equal(receiver.requests.length, 2);
 });
 
+t.test('authorities that are trusted again take no more memory', async (t) => {
+  const connector = newConnector({ caPem: CA_PEM });
+  const before = process.memoryUsage.rss();
+  for (let times = 0; times < 50; times++) connector.trust(CA_PEM);
+  const grownBy = process.memoryUsage.rss() - before;
+  t.ok(grownBy < 16 * 1024 * 1024, `grew by ${grownBy}`);
+});
+
 t.test('a session is resumed for an hour, and then the certificate is verified again', async (t) => {
   const effects = fakeEffects();
   const receiver = await startReceiver(t, { tls: 'localhost' });
