@@ -3,7 +3,7 @@ import Sqlite from 'better-sqlite3';
 import type { Test } from 'tap';
 import { startService } from '../../src/app.ts';
 import type { ServeConfig } from '../../src/config.ts';
-import { realEffects } from '../../src/effects.ts';
+import { type Effects, realEffects } from '../../src/effects.ts';
 import { openForWriting } from '../../src/store/database.ts';
 import { type Store, storeOn } from '../../src/store/store.ts';
 import { cidr } from './cidr.ts';
@@ -27,9 +27,13 @@ export interface WholeService extends Makers {
  * All of davit in this process and its threads: HTTP, writer, executor with its spawner, dispatcher. Its webhooks
  * may lead to receivers on this machine. Stopped when the test ends; fails the test if a part of it dies.
  */
-export async function startWholeService(t: Test, changes: Partial<ServeConfig> = {}): Promise<WholeService> {
+export async function startWholeService(
+  t: Test,
+  changes: Partial<ServeConfig> = {},
+  effects: Effects = realEffects,
+): Promise<WholeService> {
   const dbPath = changes.dbPath ?? join(temporaryDirectory(t), 'davit.db');
-  const service = await startService({ ...CONFIG, ...changes, dbPath }, realEffects, (error) =>
+  const service = await startService({ ...CONFIG, ...changes, dbPath }, effects, (error) =>
     t.fail('the service died', { error }),
   );
   const admin = storeOn(openForWriting(dbPath, realEffects), realEffects);
