@@ -14,12 +14,16 @@ export function tooLarge(what: string): AppError {
 
 /** What can be read from a descriptor, up to one byte more than `maxBytes`, by which a caller sees that it is longer. */
 export function readBounded(descriptor: number, maxBytes: number): Buffer {
-  const bytes = Buffer.alloc(maxBytes + 1);
-  let length = 0;
-  while (length < bytes.length) {
-    const read = readSync(descriptor, bytes, length, bytes.length - length, null);
-    if (read === 0) break;
-    length += read;
+  const pieces: Buffer[] = [];
+  // No more room than is needed: with all of it at once, twelve reloads of certificates within a minute held 80 MB.
+  for (let left = maxBytes + 1; left > 0; ) {
+    const piece = Buffer.allocUnsafe(Math.min(left, PIECE_BYTES));
+    const length = readSync(descriptor, piece);
+    if (length === 0) break;
+    pieces.push(piece.subarray(0, length));
+    left -= length;
   }
-  return bytes.subarray(0, length);
+  return Buffer.concat(pieces);
 }
+
+const PIECE_BYTES = 64 * 1024;
