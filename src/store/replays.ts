@@ -210,9 +210,11 @@ function fullness(database: Database): (webhookId: WebhookId, coming?: number) =
 export function replayWrites({ database, effects, changed }: WriteContext) {
   const webhooks = webhookReads(database);
   const isFull = fullness(database);
+  // While the deliveries were counted, retention may have removed the last attempts: the next ones get their rowids.
   const insert = database.prepare(`
     INSERT INTO replays (webhook_id, since, until, delivery_status, last_seq, created_at, last_attempt)
-    VALUES (:webhookId, :sinceMs, :untilMs, :storedStatus, :lastSeq, :at, :lastAttempt)`);
+    VALUES (:webhookId, :sinceMs, :untilMs, :storedStatus, :lastSeq, :at,
+            min(:lastAttempt, (SELECT coalesce(max(rowid), 0) FROM attempts)))`);
   const openReplay = database.prepare<
     [number],
     { webhook_id: WebhookId; delivery_status: StoredStatus | null; last_attempt: number }
