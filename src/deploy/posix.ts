@@ -23,8 +23,6 @@ export interface Posix {
    * has started are children of other threads.
    */
   zombieChild(): number | undefined;
-  /** The session of the process that has this id now, also of a zombie, getsid(2); undefined: there is no such process. */
-  sessionOf(processId: number): number | undefined;
   /**
    * Makes this process a subreaper, prctl(2): orphans among its descendants become its children, which it has to reap.
    * Whether the system does that.
@@ -60,7 +58,6 @@ export async function loadPosix(): Promise<Posix> {
   const prctl = declare('int prctl(int option, ...)');
   const waitpid = declare('int waitpid(int id, void *status, int options)');
   const waitid = declare('int waitid(int kind, int id, void *information, int options)');
-  const getsid = declare('int getsid(int id)');
   const spawnProgram = declare(
     'int posix_spawn(_Out_ int *id, str path, void *actions, void *attributes, const char **argv, const char **envp)',
   );
@@ -70,7 +67,7 @@ export async function loadPosix(): Promise<Posix> {
   const status = new Int32Array(1);
   const information = Buffer.alloc(SIGNAL_INFORMATION_BYTES);
 
-  return { pipe, spawn, reap, zombieChild, sessionOf, becomeSubreaper };
+  return { pipe, spawn, reap, zombieChild, becomeSubreaper };
 
   function pipe(): number {
     if (pipe2(descriptors, fileConstants.O_NONBLOCK | O_CLOEXEC) !== 0)
@@ -117,11 +114,6 @@ export async function loadPosix(): Promise<Posix> {
     if (waitid(P_ALL, 0, information, WNOHANG | WEXITED | WNOWAIT | WNOTHREAD) !== 0) return undefined; // ECHILD
     const processId = information.readInt32LE(SIGNAL_INFORMATION_PROCESS_ID);
     return processId === 0 ? undefined : processId;
-  }
-
-  function sessionOf(processId: number): number | undefined {
-    const session = getsid(processId);
-    return session === -1 ? undefined : session;
   }
 
   function becomeSubreaper(): boolean {

@@ -1,7 +1,7 @@
 import { closeSync, fchmodSync } from 'node:fs';
 import type { Effects } from '../effects.ts';
 import { codeOf, messageOf, SHORTAGES } from '../errors.ts';
-import { childrenOfMainThread, retryOnShortage } from '../proc.ts';
+import { retryOnShortage } from '../proc.ts';
 import { type ProcessIdentity, processIdentity } from '../process-identity.ts';
 import { createSemaphore } from '../semaphore.ts';
 import { findCommand, type SpawnRequest, whyNotFound, whyNotStarted } from './command-file.ts';
@@ -45,8 +45,6 @@ export interface Spawner {
 /** A start may block one of libuv's threads on a hanging file system; others must be left, for resolving names too. */
 const STARTING_MAX = 16;
 
-const NODE_REAPS_WITHIN_MS = 1_000;
-
 /**
  * For so long, orphans are reaped in one turn of the event loop, some 10 µs each: while a command left them faster than they
  * were reaped, a single turn lasted as long as the command. Not a number of them: of 32 per turn, a command that left 3,000
@@ -56,18 +54,13 @@ const REAPING_MAX_MS = 10;
 
 /**
  * Starts commands, and reports how they end. `adopts`: orphans are reparented to this process (it is a subreaper, or
- * process 1), so it has to reap them too.
+ * process 1), so it reaps every child of its main thread. Nothing may use Node's child_process meanwhile, which would
+ * miss the ends of its own.
  */
 export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): Spawner {
   const reader = createPipeReader(effects);
   const running = new Map<number, (end: ProcessEnd) => void>();
-  const ownSession = posix.sessionOf(process.pid);
-  // Children from before davit was executed in this process, by a container's script for instance: neither Node's nor
-  // commands.
-  const inherited = new Set(adopts ? childrenOfMainThread() : []);
   const starting = createSemaphore(STARTING_MAX);
-  /** A zombie that Node may have to reap. Until somebody reaps it, waitid(2) shows no other one. */
-  let unclaimed: { processId: number; sinceMs: number } | undefined;
   /** When the orphans that are left are to wait for the next turn; undefined: none was reaped in this one. */
   let reapingUntilMs: number | undefined;
   let closed = false;
@@ -150,7 +143,6 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
     while (reapingUntilMs === undefined || effects.monotonicMs() < reapingUntilMs) {
       const id = posix.zombieChild();
       if (id === undefined) return;
-      if (!inherited.delete(id) && mayBeOfNode(id) && !isOverdue(id)) return;
       if (reapingUntilMs === undefined) {
         reapingUntilMs = effects.monotonicMs() + REAPING_MAX_MS;
         setImmediate(reapMore);
@@ -162,27 +154,6 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
   function reapMore(): void {
     reapingUntilMs = undefined;
     reapAdopted();
-  }
-
-  /** Node reaps its own children at SIGCHLD, as davit does: a zombie that is left longer is an orphan. */
-  function isOverdue(processId: number): boolean {
-    const nowMs = effects.monotonicMs();
-    if (unclaimed?.processId !== processId) {
-      unclaimed = { processId, sinceMs: nowMs };
-      effects.after(2 * NODE_REAPS_WITHIN_MS, reapAdopted);
-    }
-    if (nowMs - unclaimed.sinceMs < NODE_REAPS_WITHIN_MS) return false;
-    unclaimed = undefined;
-    return true;
-  }
-
-  /**
-   * Node's own children are in davit's session; commands, and so the orphans that they leave, are in others. Not read from
-   * /proc, which took three quarters of reaping: of two programs that forked without pause, 2,000 orphans remained as
-   * zombies, and a stop, which looks at each of them, took 4 s in place of 0.2.
-   */
-  function mayBeOfNode(processId: number): boolean {
-    return posix.sessionOf(processId) === ownSession;
   }
 
   function reap(processId: number): void {

@@ -3,7 +3,6 @@ import { once } from 'node:events';
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Readable, Writable } from 'node:stream';
-import { text } from 'node:stream/consumers';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import koffi from 'koffi';
 import t, { type Test } from 'tap';
@@ -250,7 +249,6 @@ t.test('orphans that come faster than they are reaped get 10 ms of a turn of the
   let left = 1_000;
   const many: Posix = {
     ...posix,
-    // As orphans do, it belongs to another session than children of Node.
     zombieChild: () => (left > 0 ? identity.processId : undefined),
     reap() {
       left -= 1;
@@ -296,31 +294,6 @@ t.test('an orphan that ends while no file can be opened is reaped all the same',
     openAgain();
   } while (stateOf(orphanId) !== undefined);
   t.equal(stateOf(orphanId), undefined);
-});
-
-t.test('the reaper leaves child processes of Node to Node', async (t) => {
-  const spawner = adoptingSpawner(t);
-  const child = spawn('sh', ['-c', 'exit 7']);
-  while (stateOf(Number(child.pid)) !== 'Z'); // in this turn of the event loop: Node has not heard of it
-  process.emit('SIGCHLD', 'SIGCHLD');
-  t.strictSame(await once(child, 'exit'), [7, null]);
-  const started = await start(spawner, ['true']);
-  t.strictSame(await started.ended, { kind: 'exited', exitCode: 0 });
-});
-
-t.test('an orphan that looks like a child of Node is reaped, and so are later ones', async (t) => {
-  const spawner = adoptingSpawner(t, {
-    ...realEffects,
-    monotonicMs: () => 20 * realEffects.monotonicMs(),
-    after: (delayMs, action) => realEffects.after(delayMs / 20, action),
-  });
-  const { stdout } = spawn('sh', ['-c', 'sleep 1000 >/dev/null & echo $!']);
-  const orphanId = Number(await text(stdout));
-  process.kill(orphanId, 'SIGKILL');
-  await until(() => stateOf(orphanId) === 'Z');
-  const command = ['sh', '-c', 'sh -c "exit 3" & echo $!'] as const;
-  const other = Number(await outputOf(await start(spawner, command)));
-  await until(() => stateOf(orphanId) === undefined && stateOf(other) === undefined);
 });
 
 t.test('a background child that existed before davit is reaped and keeps no orphan waiting', async (t) => {
