@@ -138,7 +138,14 @@ class NoRoom extends Error {
   }
 }
 
-const NO_ROOM = new Set(['SQLITE_FULL', 'ENOSPC', 'EDQUOT', 'EFBIG']);
+const NO_ROOM = new Set([
+  'SQLITE_FULL',
+  'SQLITE_IOERR_WRITE',
+  'SQLITE_IOERR_FSYNC',
+  'ENOSPC',
+  'EDQUOT',
+  'EFBIG',
+]);
 
 function failureOf(error: unknown): FileMessage {
   const code = codeOf(error);

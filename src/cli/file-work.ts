@@ -137,10 +137,16 @@ function shortageText({ neededBytes, spareBytes, freeBytes }: Room): string {
   return `it needs ${needed} with ${spare} to spare, and ${free} are free`;
 }
 
+/** SQLite tells a quota and a limit on the size of files no more than a disk that fails. */
+const UNKNOWN_LIMIT =
+  'a quota is used up, the size of files is limited, by ulimit -f perhaps, or the disk fails';
+
 /** What leaves no room although the disk has some, by the error that tells it. */
 const LIMITS: Record<string, string> = {
   EDQUOT: 'a quota is used up',
   EFBIG: 'the size of files is limited, by ulimit -f perhaps',
+  SQLITE_IOERR_WRITE: UNKNOWN_LIMIT,
+  SQLITE_IOERR_FSYNC: UNKNOWN_LIMIT,
 };
 
 /** Why a file cannot be used; `name` is how the message calls it. */

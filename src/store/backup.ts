@@ -1,12 +1,11 @@
-import { closeSync, fstatSync, fsyncSync, openSync, writeSync } from 'node:fs';
 import { checkDatabase, type FileCheck, identify, withDatabase } from './check.ts';
 import { type Database, pragmaNumber, sqliteCode } from './database.ts';
 
 /**
  * Copies what is committed at this moment into the empty file `to`, compacted and without a WAL; then checks the copy.
  * Neither delays writers nor is disturbed by them: SQLite's backup API, which is why it is not used, starts over whenever
- * another process commits, and at 500 commits a second it never ends. Blocks the thread. Throws the system's error if
- * the disk of `to` takes no copy.
+ * another process commits, and at 500 commits a second it never ends. Blocks the thread. Throws an Error with the code of
+ * SQLite if the disk of `to` takes no copy.
  */
 export function copyDatabase(
   from: string,
@@ -16,9 +15,8 @@ export function copyDatabase(
   const problem = withDatabase(from, (database) => {
     const found = identify(database);
     if (found !== undefined) return found;
-    const bytes = compactBytes(database);
-    onBegin(bytes);
-    copyInto(database, to, bytes);
+    onBegin(compactBytes(database));
+    copyInto(database, to);
     return undefined;
   });
   if (problem !== undefined) return problem;
@@ -32,35 +30,15 @@ function compactBytes(database: Database): number {
   return pages * pragmaNumber(database, 'page_size');
 }
 
-function copyInto(database: Database, to: string, bytes: number): void {
+function copyInto(database: Database, to: string): void {
   try {
     database.prepare('VACUUM INTO ?').run(to);
   } catch (error) {
     const code = sqliteCode(error) ?? '';
-    // As the system says it: SQLite's error would be taken for one of the disk that is copied from.
-    if (code === 'SQLITE_FULL')
-      throw Object.assign(new Error('the copy has no room', { cause: error }), { code: 'ENOSPC' });
-    if (WRITE_FAILURES.has(code)) fill(to, bytes);
-    throw error;
+    if (!WRITE_FAILURES.has(code)) throw error;
+    // Not as SQLite's own error, which would be taken for one of the disk that is copied from.
+    throw Object.assign(new Error('the copy could not be written', { cause: error }), { code });
   }
 }
 
-const WRITE_FAILURES = new Set(['SQLITE_IOERR_WRITE', 'SQLITE_IOERR_FSYNC']);
-
-const PIECE = Buffer.alloc(64 * 1024);
-
-/**
- * Writes on to a failed copy until it has its size: SQLite does not tell a quota from other failures, and the system
- * does.
- */
-function fill(path: string, bytes: number): void {
-  const descriptor = openSync(path, 'r+');
-  try {
-    for (let at = fstatSync(descriptor).size; at < bytes; ) {
-      at += writeSync(descriptor, PIECE, 0, PIECE.length, at);
-    }
-    fsyncSync(descriptor);
-  } finally {
-    closeSync(descriptor);
-  }
-}
+const WRITE_FAILURES = new Set(['SQLITE_FULL', 'SQLITE_IOERR_WRITE', 'SQLITE_IOERR_FSYNC']);

@@ -310,7 +310,7 @@ t.test('a backup that would leave a service no room on its disk is not begun', i
   );
 });
 
-t.test('what limits a copy on a disk with room is named', async (t) => {
+t.test('what may limit a copy on a disk with room is named', async (t) => {
   const { directory, dbPath, dump } = place(t);
   makeLarge(dbPath, 8);
   const before = dump();
@@ -324,7 +324,7 @@ t.test('what limits a copy on a disk with room is named', async (t) => {
   t.strictSame([status, stdout], [1, '']);
   t.equal(
     stderr,
-    `error: there is no room in ${directory} for a copy of ./davit.db (the size of files is limited, by ulimit -f perhaps): ` +
+    `error: there is no room in ${directory} for a copy of ./davit.db (a quota is used up, the size of files is limited, by ulimit -f perhaps, or the disk fails): ` +
       'make some; nothing was changed\n',
   );
   t.strictSame(readdirSync(directory).filter(isNoSideFile), ['davit.db']);

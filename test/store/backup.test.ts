@@ -19,7 +19,7 @@ t.test('in a copy each attempt keeps its rowid, which an open replay compares', 
   t.equal(database.prepare('SELECT rowid FROM attempts').pluck().get(), 7);
 });
 
-t.test('a disk that is full by the end of a copy is told as the system tells it', ifMayMount, async (t) => {
+t.test('a disk that is full by the end of a copy is no fault of the file', ifMayMount, async (t) => {
   const directory = temporaryDirectory(t);
   makeLarge(join(directory, 'davit.db'), 8);
   mkdirSync(join(directory, 'small'));
@@ -34,5 +34,5 @@ t.test('a disk that is full by the end of a copy is told as the system tells it'
     'cp davit.db small/davit.db; touch small/copy.db',
     `"$0" --input-type=module -e "${copy}"`,
   ]);
-  t.strictSame([stdout, stderr], ['ENOSPC SQLITE_FULL\n', '']);
+  t.strictSame([stdout, stderr], ['SQLITE_FULL SQLITE_FULL\n', '']);
 });
