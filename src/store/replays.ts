@@ -40,7 +40,7 @@ interface Latest {
   lastAttempt: number;
 }
 
-/** `ofWebhook`: open ones and those that are being counted; `ofKey`: those that are being counted. */
+/** `ofWebhook`: open ones; `ofKey`: those that are being counted. */
 type TooMany = 'ofWebhook' | 'ofKey';
 
 /** The response to the request for a replay. */
@@ -68,12 +68,6 @@ interface ReplaySlice {
   endSeq: number | null;
 }
 
-/** A replay whose deliveries are being counted; without a key, its webhook was deleted. */
-interface Counting {
-  webhookId: WebhookId;
-  keyId: KeyId | undefined;
-}
-
 /** How many replays of one webhook may be open at a time. */
 const OPEN_REPLAYS_MAX = 10;
 
@@ -87,7 +81,8 @@ export function replayReads(database: Database, { inSpareTurn = inSpareTurnOfThr
     AND attempt_count < ${ATTEMPTS_MAX}`;
   const isFull = fullness(database);
   const webhooks = webhookReads(database);
-  const counting = new Set<Counting>();
+  /** Replays whose deliveries are being counted; without a key, the webhook was deleted. */
+  const counting = new Set<{ keyId: KeyId | undefined }>();
   const latest = database.prepare<[WebhookId], Latest>(`
     SELECT coalesce((SELECT max(seq) FROM deliveries WHERE webhook_id = +?), 0) AS lastSeq,
            coalesce((SELECT max(rowid) FROM attempts), 0) AS lastAttempt`);
@@ -165,12 +160,10 @@ export function replayReads(database: Database, { inSpareTurn = inSpareTurnOfThr
   /** Counts for no more requests than can be granted: 600 at once counted 200,000 deliveries each, for 72 s. */
   async function countUnlessTooMany(selection: ReplaySelection): Promise<NewReplay['count']> {
     const { webhookId } = selection;
-    const keyId = webhooks.addressOf(webhookId)?.keyId;
-    const ofKey = [...counting].filter((other) => other.keyId === keyId);
-    const ofWebhook = ofKey.filter((other) => other.webhookId === webhookId);
-    if (isFull(webhookId, ofWebhook.length)) return 'ofWebhook';
+    if (isFull(webhookId)) return 'ofWebhook';
+    const own = { keyId: webhooks.addressOf(webhookId)?.keyId };
+    const ofKey = [...counting].filter(({ keyId }) => keyId === own.keyId);
     if (ofKey.length >= COUNTED_OF_KEY_MAX) return 'ofKey';
-    const own = { webhookId, keyId };
     counting.add(own);
     try {
       return await count(selection);
@@ -198,12 +191,12 @@ export function replayReads(database: Database, { inSpareTurn = inSpareTurnOfThr
   }
 }
 
-/** Returns a function that tells whether a webhook, with another `coming` replays, has as many as it may. */
-function fullness(database: Database): (webhookId: WebhookId, coming?: number) => boolean {
+/** Returns a function that tells whether a webhook has as many open replays as it may. */
+function fullness(database: Database): (webhookId: WebhookId) => boolean {
   const countOpen = database
     .prepare<[string], number>('SELECT count(*) FROM replays WHERE webhook_id = +? AND finished_at IS NULL')
     .pluck();
-  return (webhookId, coming = 0) => (countOpen.get(webhookId) ?? 0) + coming >= OPEN_REPLAYS_MAX;
+  return (webhookId) => (countOpen.get(webhookId) ?? 0) >= OPEN_REPLAYS_MAX;
 }
 
 /** Creates replays, and carries them out in steps. */
