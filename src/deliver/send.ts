@@ -20,7 +20,7 @@ export interface SenderOptions extends ConnectorOptions {
 interface SendRequest {
   /** As `parseWebhookUrl` returned it. */
   url: string;
-  /** In addition to those of every delivery. */
+  /** In addition to those of every delivery; of visible ASCII, as `signedHeaders` makes them. */
   headers: Readonly<Record<string, string>>;
   /**
    * Makes them anew once a connection is established for the request, which the receiver can delay until the deadline;
@@ -41,8 +41,7 @@ export interface SendOutcome {
   /**
    * Null exactly if there is a status. Else `timeout`, `dns`, `address_refused`, `url_refused`, `connection_refused`,
    * `connection_reset`, `connection_closed`, `unreachable`, `invalid_response`, `tls: <what>`,
-   * `connection_failed: <code>`, `request_refused`; or `stopped`, if davit itself ended the attempt, which says nothing
-   * about the receiver.
+   * `connection_failed: <code>`; or `stopped`, if davit itself ended the attempt, which says nothing about the receiver.
    */
   error: string | null;
   /** Whole milliseconds until the status, or until the failure. */
@@ -92,11 +91,10 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
     const target = targetOf(url);
     if (target === undefined) return Promise.resolve(failure('url_refused', null, 0));
     if (isClosed) return Promise.resolve(failure('stopped', null, 0));
-    if (!areSendable(headers)) return Promise.resolve(failure('request_refused', null, 0));
     const elapsedMs = () => Math.round(effects.monotonicMs() - startedAtMs);
     const requestFor = (isLate: boolean) => {
       const latest = isLate ? renewHeaders() : headers;
-      return latest !== null && areSendable(latest) ? requestTo(target, latest, body) : null;
+      return latest && requestTo(target, latest, body);
     };
 
     return new Promise((resolve) => {
@@ -168,13 +166,6 @@ interface Target extends Destination {
   /** What all requests to it begin with. */
   head: string;
 }
-
-function areSendable(headers: SendRequest['headers']): boolean {
-  return Object.values(headers).every((value) => HEADER_VALUE.test(value));
-}
-
-/** Anything else could end the line and inject a header. */
-const HEADER_VALUE = /^[\t\x20-\x7e]*$/;
 
 /** How an exchange ended. `error` is null after a complete answer; an answer that was cut off has both. */
 interface End {
