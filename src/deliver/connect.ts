@@ -67,10 +67,9 @@ interface TlsSession {
 const received = Buffer.allocUnsafeSlow(64 * 1024);
 
 /**
- * How many sessions and keys a receiver may bring for one request. A handshake of TLS 1.3 brings five keys, one of TLS
- * 1.2 brings one, an update of keys one or two; servers give one or two sessions. The answer has its bound, but these are
- * none of it: one receiver that sent sessions without end took 89 % of the thread, and one that updated its keys delayed
- * every other delivery by 0.1 s.
+ * How many sessions and keys a receiver may bring for one request: they are no part of the answer, and one that sent
+ * them without end took 89 % of the thread. A handshake brings five keys at most, an update of keys one or two; servers
+ * give one or two sessions.
  */
 const TLS_EXTRAS_MAX = 16;
 
@@ -228,10 +227,8 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
 
 /**
  * Made once, not for each connection: parsing the roots takes 40 ms, a context of the built-in ones 0.3 ms. Without DHE,
- * whose group the receiver chooses: one of 10,000 bits blocked the thread, and so all deliveries, for 0.65 s at each
- * handshake. With renegotiations: in one, a receiver on TLS 1.2 asks for a client certificate that it can do without.
- * Refusing them is no bound either: of one that asked without end, each refusal was another `secureConnect`, and every
- * other delivery took 0.5 s.
+ * whose group the receiver chooses: one of 10,000 bits blocks the thread for 0.65 s. With renegotiations, in which a
+ * receiver on TLS 1.2 asks for a client certificate that it can do without; refusing them without end is no cheaper.
  */
 function secureContextOf(caPem: string | null): SecureContext {
   return createSecureContext({

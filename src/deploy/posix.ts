@@ -142,10 +142,8 @@ const SIGNAL_SET_BYTES = 128;
 
 /**
  * What happens between fork and exec: descriptors 0 to 2, and the working directory. The new process opens the end of its
- * pipe itself, as until its exec each has open what davit has. Of an end that davit had opened, others that were being
- * started held copies: with eight commands at a time davit found one pipe in nine held after its command had ended, and
- * on a busy machine four in ten, there for 3 ms on average. By `/proc/self`, which no capability or security module
- * closes to the process itself, as they may davit's own entry; that one would take 15 µs less.
+ * pipe itself: of an end that davit had opened, others that are being started would hold copies, on a busy machine for
+ * 3 ms of four pipes in ten. By `/proc/self`, which no capability or security module closes to the process itself.
  */
 function fileActions(declare: Declare): (program: Program) => { bytes: Buffer; free(): void } {
   const init = declare('int posix_spawn_file_actions_init(void *actions)');

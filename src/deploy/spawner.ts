@@ -46,9 +46,8 @@ export interface Spawner {
 const STARTING_MAX = 16;
 
 /**
- * For so long, orphans are reaped in one turn of the event loop, some 10 µs each: while a command left them faster than they
- * were reaped, a single turn lasted as long as the command. Not a number of them: of 32 per turn, a command that left 3,000
- * a second while turns took 20 ms had half remain as zombies, until there were no process ids left.
+ * For so long, orphans are reaped in one turn of the event loop, some 10 µs each, as a command may leave them faster than
+ * they are reaped. Not a number of them: where turns are long, zombies would remain until there are no process ids left.
  */
 const REAPING_MAX_MS = 10;
 
