@@ -238,7 +238,7 @@ export function createLanes(
       { ready: fresh, slotsMax: freshMax },
       { ready: behind, slotsMax: behindMax },
     ]) {
-      let left = Math.min(slotsMax, all.free(), UNRECORDED_TOTAL_MAX - totalUnderWay);
+      let left = Math.min(slotsMax, UNRECORDED_TOTAL_MAX - totalUnderWay);
       for (const standing of order) {
         let free = Math.min(left, freeSlotsFor(standing));
         const each = Math.max(1, Math.floor(free / ready[standing].size));
