@@ -116,6 +116,20 @@ t.test('webhooks that fail hold a quarter of the slots, one each', async (t) => 
   t.ok(ids.every((id) => model.underWay(id) <= 1));
 });
 
+t.test('new and failing webhooks that hang leave slots to others, however many they are', async (t) => {
+  const model = outbox();
+  const ids = (name: string) => Array.from({ length: 300 }, (_, index) => `${name}${index}`);
+  model.replace([
+    ...ids('new').map((id) => ({ id, count: 1 })),
+    ...ids('dead').map((id) => ({ id, count: 1, failing_since: 0 })),
+  ]);
+  for (let look = 0; look < 10; look++) {
+    model.look();
+    model.effects.advance(100);
+  }
+  t.equal(model.total(), LANE_LIMITS.unproven);
+});
+
 t.test('webhooks that answer slowly hold a quarter of the slots', async (t) => {
   const model = outbox();
   const ids = model.proven(100);
@@ -129,24 +143,26 @@ t.test('webhooks that answer slowly hold a quarter of the slots', async (t) => {
 });
 
 t.test('an attempt counts as slow after a second, and a quick answer resets that', async (t) => {
-  // One slow attempt fills the share of the slow: a webhook that is has no more beside it.
-  const model = outbox({ limits: { ...LANE_LIMITS, total: 16, share: 1 } });
-  const [id = ''] = model.proven(1);
-  model.add(id, 10);
-  model.look(1);
-  t.equal(model.underWay(id), 1);
-  model.effects.advance(999);
-  model.look(0, 1);
-  t.equal(model.underWay(id), 2);
-  model.effects.advance(1);
-  model.look();
-  t.equal(model.underWay(id), 2, 'the first is slow now');
-  model.end(id, 'succeeded');
-  model.look();
-  t.equal(model.underWay(id), 1, 'as its last attempt was');
-  model.end(id, 'succeeded');
-  model.look();
-  t.equal(model.underWay(id), 4);
+  for (const how of ['succeeded', 'failed'] as const) {
+    // One slow attempt fills the share of the slow: a webhook that is has no more beside it.
+    const model = outbox({ limits: { ...LANE_LIMITS, total: 16, share: 1 } });
+    const [id = ''] = model.proven(1);
+    model.add(id, 10);
+    model.look(1);
+    t.equal(model.underWay(id), 1);
+    model.effects.advance(999);
+    model.look(0, 1);
+    t.equal(model.underWay(id), 2);
+    model.effects.advance(1);
+    model.look();
+    t.equal(model.underWay(id), 2, 'the first is slow now');
+    model.end(id, how);
+    model.look();
+    t.equal(model.underWay(id), 1, `as its last attempt was, which ${how}`);
+    model.end(id, 'succeeded');
+    model.look();
+    t.equal(model.underWay(id), 4);
+  }
 });
 
 t.test('the end of a slow attempt does not keep a later one from counting as slow', async (t) => {
@@ -345,14 +361,38 @@ t.test('all failing webhooks together start at most 500 attempts a second', asyn
   t.equal(Math.min(...begun), 1, 'webhooks take turns');
 });
 
+t.test('failing webhooks are looked at again once one of them may be probed, and not before', async (t) => {
+  const model = outbox();
+  const { lanes, effects } = model;
+  const ids = Array.from({ length: 60 }, (_, index) => `key/dead${index}`);
+  model.replace(ids.map((id) => ({ id, count: 1_000, failing_since: effects.now() })));
+  const nextAfterMs = () => (lanes.nextTurnAtMs(effects.now()) ?? 0) - effects.now();
+  model.look();
+  t.equal(model.total(), 50);
+  t.equal(nextAfterMs(), 2);
+  effects.advance(2);
+  model.look();
+  t.equal(model.total(), 51, 'the share of their key');
+  t.equal(nextAfterMs(), 8, 'when the first one may be probed again');
+});
+
 t.test('a webhook whose attempts are not recorded starts at most 64', async (t) => {
   const model = outbox({ recording: false });
   model.add('a', 1_000);
-  for (let look = 0; look < 1_000; look++) {
+  const carryOut = () => {
     model.look();
     while (model.underWay('a') > 0) model.end('a', 'succeeded');
-  }
+  };
+  for (let look = 0; look < 1_000; look++) carryOut();
   t.equal(model.begun('a'), 64);
+  model.record();
+  carryOut();
+  t.equal(model.begun('a'), 65, 'each that is recorded lets another one start');
+  model.effects.advance(60 * 60_000 + 1);
+  model.lookAtAll();
+  model.add('a', 1);
+  carryOut();
+  t.equal(model.begun('a'), 65, 'they are not forgotten either');
 });
 
 t.test('all webhooks together have at most 4,096 attempts unrecorded', async (t) => {
@@ -602,6 +642,7 @@ function outbox({
   const pendingOf = new Map<string, number>();
   const begunOf = new Map<string, number>();
   const slotsOf = new Map<string, TakenSlot[]>();
+  const unrecorded: TakenSlot[] = [];
   let lastSeq = 0;
 
   const underWay = (id: string) => slotsOf.get(id)?.length ?? 0;
@@ -626,6 +667,12 @@ function outbox({
       );
     },
     end,
+    /** What `recording` false has left undone: records the attempt that ended first. */
+    record(): void {
+      const slot = unrecorded.shift();
+      if (slot === undefined) throw new Error('nothing is unrecorded');
+      lanes.recorded(slot, effects.now());
+    },
     succeed,
     succeedAll,
     /** Webhooks that have just answered well. */
@@ -687,5 +734,6 @@ function outbox({
     slotsOf.set(id, rest);
     lanes.end(slot, how, effects.now());
     if (recording) lanes.recorded(slot, effects.now());
+    else unrecorded.push(slot);
   }
 }
