@@ -315,11 +315,11 @@ t.test('a later rotation may shorten the life of a secret and never lengthens it
   effects.advance(1);
   const { signing_secret: third } = await rotate(store, id, DAY_MS);
   effects.advance(1_000);
-  t.strictSame(
-    store.reads.webhooks.pingRecipient(id, effects.now())?.secrets,
-    [third, second],
-    'the first one ended after its second',
-  );
+  const live = () => store.reads.webhooks.pingRecipient(id, effects.now())?.secrets;
+  t.strictSame(live(), [third, second], 'the first one ended after its second');
+  const { signing_secret: fourth } = await rotate(store, id, 1_000);
+  effects.advance(1_000);
+  t.strictSame(live(), [fourth], 'the second one, which had a day, ended after a second');
 });
 
 t.test('at most five secrets live: a sixth ends the oldest', async (t) => {
