@@ -77,7 +77,8 @@ t.test('where a path is expected, the shell completes paths', async (t) => {
     ['admin project create -- ', 'files'],
     ['admin project create ', 'none'],
   ];
-  for (const [line, paths] of cases) t.match(await completed(line.split(' ')), { paths, values: [] }, line);
+  for (const [line, paths] of cases)
+    t.strictSame(await completed(line.split(' ')), { paths, values: [] }, line);
 });
 
 t.test('names are completed from the database, ids where a name is ambiguous', async (t) => {

@@ -54,8 +54,8 @@ t.test('a new project has the given settings, and defaults for the rest', async 
     idle_timeout_ms: null,
     report_timeout_ms: null,
     policy: 'queue',
-    variable_names: [],
   });
+  t.strictSame(bare.variable_names, []);
   t.match(full, {
     directory: join(directory, 'site'),
     timeout_ms: null,

@@ -809,7 +809,7 @@ t.test(
 
       const { logger, lines } = keptLog();
       await testDispatcher(t, store, effects, { logger }).settled();
-      t.match(
+      t.strictSame(
         lines.map(({ by_ms }) => by_ms),
         isCutOff ? [10 * HOUR_MS] : [],
       );

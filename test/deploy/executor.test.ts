@@ -41,7 +41,7 @@ t.test('a deployment runs with its ref in the environment, and its log is kept',
     log_truncated: false,
   });
   t.equal(logOf(store, id), 'ref=v1.2.3 project=website\noops\n');
-  t.match(
+  t.strictSame(
     store.query('SELECT type FROM events ORDER BY seq').map((row) => row['type']),
     ['deployment.created', 'deployment.started', 'deployment.succeeded'],
   );

@@ -151,7 +151,11 @@ t.test('a connection that the client resets is not logged', async (t) => {
     const closed = closeOf(connection);
     socket.resetAndDestroy();
     await closed;
-    t.match(log.slice(lines), bytes.startsWith('CONNECT') ? [{ msg: 'not a request', status: 405 }] : []);
+    const isAnswered = bytes.startsWith('CONNECT');
+    t.strictSame(
+      log.slice(lines).map(({ msg, status }) => [msg, status]),
+      isAnswered ? [['not a request', 405]] : [],
+    );
   }
 });
 

@@ -244,7 +244,10 @@ t.test('bytes behind a request to upgrade are not answered as a request', async 
     port,
     'GET /open HTTP/1.1\r\nHost: d\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nGET /v2/nothing HTTP/1.1\r\nHost: d\r\n\r\n',
   );
-  t.match(parseResponses(answers), [{ status: 200 }]);
+  t.strictSame(
+    parseResponses(answers).map(({ status }) => status),
+    [200],
+  );
   t.match(answers, /\r\nConnection: close\r\n/);
 });
 
@@ -319,11 +322,9 @@ t.test(
       answered.map(({ status }) => status),
       [499, 499, 499],
     );
-    t.match(
-      log.filter(({ level }) => level !== 30),
-      [{ level: 50, msg: 'a response broke off', err: { message: 'a bug' } }],
-      'of the three, only the bug is a problem',
-    );
+    const [problem, ...others] = log.filter(({ level }) => level !== 30);
+    t.match(problem, { level: 50, msg: 'a response broke off', err: { message: 'a bug' } });
+    t.strictSame(others, [], 'of the three, only the bug is a problem');
   },
 );
 

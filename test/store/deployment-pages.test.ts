@@ -332,10 +332,8 @@ t.test('a page over several projects looks at the same share of rows in each', a
     'SELECT seq FROM deployments WHERE project_id = ? ORDER BY seq DESC LIMIT 1 OFFSET 3',
     busy,
   );
-  t.match(await page(who, { ...EVERYTHING, ref: 'rare' }, Number.MAX_SAFE_INTEGER, 10), {
-    items: [],
-    goOnAt: floor?.seq,
-  });
+  const { items, goOnAt } = await page(who, { ...EVERYTHING, ref: 'rare' }, Number.MAX_SAFE_INTEGER, 10);
+  t.strictSame([items, goOnAt], [[], floor?.seq]);
 });
 
 t.test('a page ends where it has become large, and has one deployment at least', async (t) => {
