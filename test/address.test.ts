@@ -54,6 +54,20 @@ t.test('an address', async (t) => {
     for (const ip of [...vectors.refused, ...more]) t.equal(judgeAddress(ip, []), 'refused', ip);
   });
 
+  t.test('is refused from the first to the last one of each special block', async (t) => {
+    const blocks =
+      '0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 192.0.2.0/24' +
+      ' 192.31.196.0/24 192.52.193.0/24 192.88.99.0/24 192.168.0.0/16 192.175.48.0/24 198.18.0.0/15' +
+      ' 198.51.100.0/24 203.0.113.0/24 224.0.0.0/3 ::/3 2001::/23 2001:db8::/32 2002::/16 2620:4f:8000::/48' +
+      ' 3ffe::/16 3fff::/20 4000::/2 8000::/1';
+    for (const block of blocks.split(' ')) {
+      const kind = block.includes(':') ? ipaddr.IPv6 : ipaddr.IPv4;
+      const first = kind.networkAddressFromCIDR(block).toString();
+      const last = kind.broadcastAddressFromCIDR(block).toString();
+      for (const ip of [first, last]) t.equal(judgeAddress(ip, []), 'refused', ip);
+    }
+  });
+
   t.test('is allowed if it is public', async (t) => {
     const more = ['2001:200::1', '2001:4860:4860::8888', '2003::1', '168.63.129.15', '168.63.129.17'];
     for (const ip of [...vectors.allowed, ...more]) t.equal(judgeAddress(ip, []), 'allowed', ip);
