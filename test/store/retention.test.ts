@@ -188,6 +188,16 @@ t.test('deliveries that an open replay is yet to send are kept until they were s
   t.strictSame(idsOf(store, 'deliveries'), within.slice(2));
 });
 
+t.test('an open replay of all deliveries keeps the first and the last of them', async (t) => {
+  const { store, effects, id } = await withWebhook(t);
+  const all = await newDeliveries(store, id, 2);
+  endDeliveries(store, all, 'delivered');
+  effects.advance(RETENTION_MS + 60_000);
+  await newReplay(store, effects, id);
+  t.strictSame(await pruneAll(store), {});
+  t.strictSame(idsOf(store, 'deliveries'), all);
+});
+
 for (const whileCounted of [false, true]) {
   const since = whileCounted ? 'the deliveries of a replay are counted' : 'the request of a replay';
   t.test(`what succeeds since ${since} is told by no number that retention frees`, async (t) => {
