@@ -77,14 +77,23 @@ t.test('a database that takes no writes is reported once, until it takes some ag
   t.match(errors, [full, full, { message: 'a bug' }, full]);
 });
 
-t.test('quietMs is the time since the last successful tick', async (t) => {
-  const { effects, loop: running, settle } = loop(t);
+t.test('quietMs is the time since the last successful tick began', async (t) => {
+  const {
+    effects,
+    loop: running,
+    settle,
+  } = loop(t, {
+    next: ({ block }) => {
+      block(200);
+      return null;
+    },
+  });
   await settle();
   effects.advance(300);
-  t.equal(running.quietMs(), 300);
+  t.equal(running.quietMs(), 500);
   running.wake();
   await settle();
-  t.equal(running.quietMs(), 0);
+  t.equal(running.quietMs(), 200);
 });
 
 t.test('a failed tick does not reset quietMs', async (t) => {
