@@ -42,7 +42,7 @@ t.test('a hundred commands can be started and end at once', async (t) => {
   const before = openFiles();
   const ends = await Promise.all(
     Array.from({ length: 100 }, async (_, number) => {
-      const started = await start(spawner, ['sh', '-c', `echo ${number}; exit ${number}`]);
+      const started = await start(spawner, ['sh', '-c', `echo ${number}; exit ${255 - number}`]);
       return { output: await outputOf(started), end: await started.ended };
     }),
   );
@@ -50,7 +50,7 @@ t.test('a hundred commands can be started and end at once', async (t) => {
     ends,
     Array.from({ length: 100 }, (_, number) => ({
       output: `${number}\n`,
-      end: { kind: 'exited', exitCode: number },
+      end: { kind: 'exited', exitCode: 255 - number },
     })),
   );
   t.equal(openFiles(), before);
