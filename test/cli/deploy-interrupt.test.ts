@@ -397,9 +397,22 @@ t.test('a further SIGHUP does not cut off a cancellation', async (t) => {
   t.strictSame(exits, [143]);
 });
 
+t.test('a cancellation of a deployment that has just ended is not taken for a refused one', async (t) => {
+  const error = { code: 'conflict', message: 'it has ended', request_id: 'req_1' };
+  const ended = status(409, { body: JSON.stringify({ error }) });
+  const { interrupt, interruption } = await handledHere(t, { cancelOnInterrupt: true }, ended);
+  interrupt('SIGTERM');
+  await interruption.settled();
+  t.equal(interruption.whatIsLeft(), 'the cancellation of deployment dpl_1 was requested');
+});
+
 /** The handling of signals in this process, with a deployment that is created, and a clock that stands still. */
-async function handledHere(t: Test, options: { cancelOnInterrupt?: boolean; wait?: boolean }) {
-  const service = await startReceiver(t, { answers: [silence()] });
+async function handledHere(
+  t: Test,
+  options: { cancelOnInterrupt?: boolean; wait?: boolean },
+  answer = silence(),
+) {
+  const service = await startReceiver(t, { answers: [answer] });
   const stream = () => Object.assign(new PassThrough(), { isTTY: true });
   const [stdin, stdout, stderr] = [stream(), stream(), stream()];
   const listeners = new Set<(name: Interrupting) => void>();
