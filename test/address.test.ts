@@ -183,6 +183,7 @@ t.test('a webhook URL', async (t) => {
       'https://example.com/\ud800',
       'https://example.com/\u0000',
       'https:\\\\example.com/h',
+      'https://example.com/a\\b',
       'https://exam\nple.com/',
       'https://LOCALHOST/',
       'https://localhost../',
