@@ -397,14 +397,32 @@ t.test('a further SIGHUP does not cut off a cancellation', async (t) => {
   t.strictSame(exits, [143]);
 });
 
+t.test('a further SIGHUP ends the client if the cancellation was refused', async (t) => {
+  const refused = refusal(403, 'forbidden');
+  const { interrupt, exits, effects, interruption } = await handledHere(
+    t,
+    { cancelOnInterrupt: true },
+    refused,
+  );
+  interrupt('SIGHUP');
+  await interruption.settled();
+  effects.advance(500);
+  interrupt('SIGHUP');
+  t.strictSame(exits, [129]);
+});
+
 t.test('a cancellation of a deployment that has just ended is not taken for a refused one', async (t) => {
-  const error = { code: 'conflict', message: 'it has ended', request_id: 'req_1' };
-  const ended = status(409, { body: JSON.stringify({ error }) });
+  const ended = refusal(409, 'conflict');
   const { interrupt, interruption } = await handledHere(t, { cancelOnInterrupt: true }, ended);
   interrupt('SIGTERM');
   await interruption.settled();
   t.equal(interruption.whatIsLeft(), 'the cancellation of deployment dpl_1 was requested');
 });
+
+function refusal(statusCode: number, code: string): Answer {
+  const error = { code, message: 'no', request_id: 'req_1' };
+  return status(statusCode, { body: JSON.stringify({ error }) });
+}
 
 /** The handling of signals in this process, with a deployment that is created, and a clock that stands still. */
 async function handledHere(
