@@ -5,9 +5,10 @@ import { createKeyedSlots } from '../src/keyed-slots.ts';
 t.test('keys take turns, and within a key the oldest value comes first', async (t) => {
   const slots = createKeyedSlots(({ key }: { key: KeyId; name: string }) => key);
   const places = new Map<string, number>();
-  for (const name of ['a1', 'a2', 'a3', 'b1', 'b2', 'c1']) {
-    places.set(name, slots.put({ key: name.charAt(0) as KeyId, name }));
-  }
+  const put = (...names: string[]) => {
+    for (const name of names) places.set(name, slots.put({ key: name.charAt(0) as KeyId, name }));
+  };
+  put('a1', 'a2', 'a3', 'b1', 'b2', 'c1');
   const inTurn = (count: number) => {
     const names: string[] = [];
     for (const { name } of slots) {
@@ -27,4 +28,6 @@ t.test('keys take turns, and within a key the oldest value comes first', async (
   t.strictSame(inTurn(9), ['c1', 'a2', 'b2', 'a3']);
   t.equal(slots.size, 0);
   t.equal(slots.take(places.get('a1') ?? 0), undefined);
+  put('b3', 'a4');
+  t.strictSame(inTurn(9), ['b3', 'a4'], 'a key that had no more comes back as a new one');
 });
