@@ -58,12 +58,13 @@ t.test('a hundred commands can be started and end at once', async (t) => {
 
 t.test('a started command has the exact identity of its process, and its signal is reported', async (t) => {
   const spawner = testSpawner(t);
-  for (const signal of ['SIGKILL', 'SIGTERM', 'SIGABRT'] as const) {
+  for (const signal of ['SIGKILL', 'SIGTERM', 'SIGABRT', 40] as const) {
     const started = await start(spawner, ['sleep', '1000']);
     t.strictSame(started.identity, processIdentity(started.identity.processId));
     t.equal(started.identity.bootId, readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim());
     process.kill(started.identity.processId, signal);
-    t.strictSame(await started.ended, { kind: 'signalled', signal });
+    const name = signal === 40 ? 'SIG40' : signal; // a real-time signal
+    t.strictSame(await started.ended, { kind: 'signalled', signal: name });
     t.equal(stateOf(started.identity.processId), undefined, 'somebody has waited for it');
   }
 });
