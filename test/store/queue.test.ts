@@ -159,6 +159,7 @@ t.test('reported deployments are not queued with those of a command that was add
   const [running, waiting] = await create(store, projectId, 2);
   const report = { id: running, status: 'running', message: null, outputs: null } as const;
   await store.writer.write('deployments.report', report);
+  t.strictSame(store.query('SELECT queued_count FROM projects'), [{ queued_count: 0 }]);
   await set(store, projectId, { command: ['/bin/true'] });
   const [id] = await create(store, projectId, 1);
   t.equal(store.reads.deployments.get(waiting)?.status, 'queued', 'it is not superseded');
