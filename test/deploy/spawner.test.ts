@@ -33,8 +33,9 @@ const SCORE_FILE = '/proc/self/oom_score_adj';
 /** Before anything was started. */
 const OWN_SCORE = ownScore();
 
-t.test('a hundred commands can be started and end at once', async (t) => {
+t.test('a hundred commands can be started and end at once, while another goes on', async (t) => {
   const spawner = testSpawner(t);
+  const other = await start(spawner, ['sleep', '1000']);
   // The first opens a file that stays open.
   await (await start(spawner, ['true'])).ended;
   // But for the one that libuv keeps in reserve from the first stream on, which is of these where stdout is a file.
@@ -54,6 +55,8 @@ t.test('a hundred commands can be started and end at once', async (t) => {
     })),
   );
   t.equal(openFiles(), before);
+  process.kill(other.identity.processId, 'SIGKILL');
+  await other.ended;
 });
 
 t.test('a started command has the exact identity of its process, and its signal is reported', async (t) => {
