@@ -59,7 +59,7 @@ type StopCause = StopRequest | 'timeout' | 'idleTimeout' | 'failure';
 
 /**
  * Runs one command until it is over. Processes that a command leaves running when it exits by itself are not stopped:
- * they may be daemons that are meant to stay.
+ * they may be daemons that are meant to stay. Those of a command that a signal ends are.
  */
 export function run(request: RunRequest, context: RunContext): Run {
   const stopping = createStopping(context.effects);
@@ -103,11 +103,17 @@ async function supervise(
 
   async function untilEnd(): Promise<RunOutcome> {
     const first = await Promise.race([started.ended, stopping.stopped]);
-    if (typeof first === 'object') return first;
+    const outcome = typeof first === 'object' ? first : await endStopped(first);
+    // What a killed command had under way works on, and the project's next deployment would begin beside it.
+    if (outcome.kind === 'signalled') await endTree(false);
+    return outcome;
+  }
+
+  async function endStopped(cause: StopCause): Promise<RunOutcome> {
     // The command may have exited already, its SIGCHLD not handled yet: then the stop comes too late.
     const disposition = await endTree(true);
     if (disposition === 'gone') await endTracer();
-    return outcomeOfStopped(first, disposition, await started.ended);
+    return outcomeOfStopped(cause, disposition, await started.ended);
   }
 
   function endTree(spareWhenExited: boolean): Promise<TerminationDisposition> {

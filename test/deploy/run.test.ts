@@ -44,6 +44,13 @@ t.test('the outcome of a command that a signal ends has the signal', async (t) =
   });
 });
 
+t.test('a command that a signal ends leaves no process behind, in its session or not', async (t) => {
+  const script = 'sleep 1000 & setsid sleep 1000 & kill -KILL $$';
+  const command = startRun(t, spawner, ['sh', '-c', script]);
+  t.strictSame(await command.outcome, { kind: 'signalled', signal: 'SIGKILL' });
+  t.strictSame(await marked(command.deploymentId), []);
+});
+
 t.test('stdout and stderr are logged in their true order', async (t) => {
   const command = startRun(t, spawner, [fixture('alternates')]);
   t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
