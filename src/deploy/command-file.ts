@@ -67,7 +67,7 @@ export function whyNotStarted(code: string, request: SpawnRequest): string {
     case 'hidden in /proc':
       return `the command ${word} became another user, whose processes /proc hides from davit (hidepid), and was ended if davit may: let the group of davit see them (gid= of /proc)`;
     case 'ENOEXEC':
-      return problemText({ kind: 'notAProgram', path: word });
+      return problemText(commandProblem(request) ?? { kind: 'notAProgram', path: word });
     case 'ETXTBSY':
       return `the command ${word} is open for writing: deploy again once whoever writes it is done`;
     case 'ENOENT':
@@ -168,17 +168,27 @@ export function commandProblem(request: SpawnRequest): StartProblem | undefined 
   if (isUnreachable(stat)) return stat;
   if (stat.isDirectory()) return { kind: 'commandIsDirectory', path };
   if (!stat.isFile()) return { kind: 'notExecutable', path };
-  if (!mayExecute(path)) return executionProblem(path, stat);
+  return mayExecute(path) ? contentProblem(path, request) : executionProblem(path, stat);
+}
+
+/** So many scripts the kernel follows, each the interpreter of the one before: ELOOP, execve(2). */
+const SCRIPTS_MAX = 5;
+
+/** Why the kernel cannot execute what is in an executable file. `scripts`: as many led to it. */
+function contentProblem(path: string, request: SpawnRequest, scripts = 0): StartProblem | undefined {
   const beginning = beginningOf(path);
   if (beginning === undefined) return undefined;
   if (isNoProgram(beginning)) return { kind: 'notAProgram', path };
   const interpreter = firstLineIn(beginning)?.interpreter;
-  if (interpreter !== undefined)
-    return neededProblem(interpreter, request, { kind: 'noInterpreter', path, interpreter });
-  const loader = loaderIn(beginning);
-  return loader === undefined
-    ? undefined
-    : neededProblem(loader, request, { kind: 'noLoader', path, loader });
+  if (interpreter === undefined) {
+    const loader = loaderIn(beginning);
+    return loader === undefined
+      ? undefined
+      : neededProblem(loader, request, { kind: 'noLoader', path, loader });
+  }
+  const found = neededProblem(interpreter, request, { kind: 'noInterpreter', path, interpreter });
+  if (found !== undefined || scripts === SCRIPTS_MAX) return found;
+  return contentProblem(pathIn(request.directory, interpreter), request, scripts + 1);
 }
 
 function executionProblem(path: string, { mode, uid }: Stats): StartProblem {

@@ -301,6 +301,41 @@ t.test('a program with a missing loader is said to be built for another system',
   );
 });
 
+t.test(
+  'the interpreter of a script is named if it cannot be executed itself',
+  ifNoOtherFormats,
+  async (t) => {
+    const directory = temporaryDirectory(t);
+    writeFileSync(join(directory, 'script'), '#!./interpreter\n', { mode: 0o755 });
+    const path = join(directory, 'interpreter');
+    const output = posix.pipe();
+    t.teardown(() => closeSync(output));
+    const foreign = readFileSync('/bin/true');
+    foreign.writeUInt16LE(RISC_V, 18);
+    const unloadable = readFileSync('/bin/true');
+    unloadable.write('/ld-nobody', unloadable.indexOf('/ld-linux'));
+    const request = requestOf(['./script'], { directory });
+    const program = { path: './script', arguments: ['./script'], environment: {}, directory, output };
+    for (const [content, code, problem] of [
+      [foreign, 'ENOEXEC', { kind: 'notAProgram', path }],
+      [unloadable, 'ENOENT', { kind: 'noLoader', path }],
+      ['#!/no/such/sh\n', 'ENOENT', { kind: 'noInterpreter', path, interpreter: '/no/such/sh' }],
+    ] as const) {
+      writeFileSync(path, content, { mode: 0o755 });
+      t.strictSame(await posix.spawn(program), { code }, 'so the kernel has it');
+      t.match(commandProblem(request), problem);
+      t.ok(whyNotStarted(code, request).startsWith(`the command ${path} `), code);
+    }
+  },
+);
+
+t.test('scripts that are each the interpreter of the other are followed to an end', async (t) => {
+  const path = join(temporaryDirectory(t), 'script');
+  writeFileSync(path, `#!${path}\n`, { mode: 0o755 });
+  t.match(spawnSync(path).error, { code: 'ELOOP' }, 'so the kernel has it');
+  t.equal(whyNotStarted('ELOOP', requestOf([path])), `the command ${path} could not be started: ELOOP`);
+});
+
 t.test('an interpreter that is a directory is none', async (t) => {
   const path = join(temporaryDirectory(t), 'script');
   writeFileSync(path, '#!/tmp\n', { mode: 0o755 });

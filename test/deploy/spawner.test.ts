@@ -200,7 +200,7 @@ t.test('a command that cannot be started gives the cause and leaves no file open
     ],
     [
       ['./plain'],
-      'the command ./plain is neither a program for this machine nor a script that begins with #!',
+      `the command ${directory}/plain is neither a program for this machine nor a script that begins with #!`,
     ],
     [
       ['true', 'x'.repeat(200_000)],
