@@ -88,7 +88,9 @@ interface Form {
 
 const SOURCE: Form = {
   assetText: (name) => readFileSync(join(import.meta.dirname, '..', ASSET_SOURCES[name]), 'utf8'),
-  startThread: (name, options) => new Worker(join(import.meta.dirname, `${name}.ts`), options),
+  // By default a thread loads once more what `--import` names, as test runners do.
+  startThread: (name, options) =>
+    new Worker(join(import.meta.dirname, `${name}.ts`), { ...options, execArgv: [] }),
   main: () => [join(import.meta.dirname, 'main.ts')],
   addonPath: () => undefined,
 };
