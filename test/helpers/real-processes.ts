@@ -2,6 +2,9 @@
  * Loaded into every test process (`node-arg` of tap's configuration). tap wraps what starts processes, to
  * follow coverage into them: it adds NODE_OPTIONS and more to their environment and drops variables with odd
  * names. Tests here start real processes, with exactly the environment that they are given.
+ *
+ * For coverage, too, tap reads each file that a test loads once more, and its source map: `test-env` excludes all
+ * files from that. Types that Node strips leave every line where it was.
  */
 
 const wrapped: unknown = Reflect.get(globalThis, Symbol.for('process-on-spawn@*:singletonId'));
