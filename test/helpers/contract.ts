@@ -43,6 +43,16 @@ const TRANSPORT_HEADERS = [
  * field that is not. Where the document knows no operation, an error must still have the one shape.
  */
 export function createContract(document: OpenApiDocument): Contract {
+  const text = JSON.stringify(document);
+  const contract = contracts.get(text) ?? contractOf(document);
+  contracts.set(text, contract);
+  return contract;
+}
+
+/** By the text of their documents: servers with the same routes share what is compiled of it. */
+const contracts = new Map<string, Contract>();
+
+function contractOf(document: OpenApiDocument): Contract {
   const ajv = new Ajv2020({ allErrors: true, strictTypes: false });
   formats.default(ajv, ['date-time', 'uri', 'uri-reference']);
   for (const [name, schema] of Object.entries(document.components.schemas)) {
