@@ -4,7 +4,6 @@ import type { ApiClient } from './api-client.ts';
 import { type CommandContext, countingOnce, EXIT_CODE_OF_SIGNAL } from './command.ts';
 import { isYes } from './confirm.ts';
 import { problemText } from './error-text.ts';
-import type { LogOutput } from './log-output.ts';
 
 /** How far a cancellation is; `wanted`: it is requested once the deployment is created. */
 type Cancellation = 'wanted' | 'requested' | 'accepted' | 'refused';
@@ -42,7 +41,6 @@ const LOOK_EVERY_MS = 1_000;
 export function handleInterruption(
   api: ApiClient,
   idempotencyKey: string,
-  log: LogOutput,
   { cancelOnInterrupt = false, wait = false }: { cancelOnInterrupt?: boolean; wait?: boolean },
   { terminal, effects, onSignal, exit }: CommandContext,
 ): Interruption {
@@ -150,7 +148,6 @@ export function handleInterruption(
   }
 
   function leave(signal: EndSignal): void {
-    log.resetColours();
     terminal.note(`left; ${ended === undefined ? whatIsLeft() : `deployment ${id}: ${ended}`}`);
     if (ended === undefined) exit(EXIT_CODE_OF_SIGNAL[signal]);
     else exit(ended === 'succeeded' ? 0 : 1);

@@ -19,7 +19,7 @@ import { type CommandContext, explain, misused, Refusal, requiredOption, stayAli
 import type { Outcome } from './deploy-follow.ts';
 import { handleInterruption, type Interruption } from './deploy-interrupt.ts';
 import { deploymentLine, statusText } from './deployment-status.ts';
-import { createLogOutput, type LogOutput } from './log-output.ts';
+import { createLogOutput } from './log-output.ts';
 import { tookText } from './moments.ts';
 import { GaveUp } from './patience.ts';
 import { printJson } from './results.ts';
@@ -103,8 +103,7 @@ async function deploy(
   using _ = stayAlive();
   const { url: baseUrl, retryFor: retryForMs } = options;
   const api = createApiClient({ baseUrl, key, caPem, retryForMs, version, timeouts: TIMEOUTS }, context);
-  const log = createLogOutput(context.terminal);
-  const interruption = handleInterruption(api, idempotencyKey, log, options, context);
+  const interruption = handleInterruption(api, idempotencyKey, options, context);
   try {
     const created = await api.call({
       method: 'POST',
@@ -125,7 +124,7 @@ async function deploy(
     if (replayed === true) context.terminal.note(replayText(body));
     else if (options.json !== true) context.terminal.note(deploymentLine(body));
     if (options.wait === true || interruption.isCanceling())
-      await awaitOutcome(body, api, log, interruption, options, context);
+      await awaitOutcome(body, api, interruption, options, context);
     else if (options.json === true) printJson(context, body);
     else context.terminal.print(body.id);
   } catch (error) {
@@ -144,14 +143,13 @@ async function deploy(
 async function awaitOutcome(
   created: Deployment,
   api: ApiClient,
-  log: LogOutput,
   interruption: Interruption,
   options: DeployOptions,
   context: CommandContext,
 ): Promise<void> {
   const { terminal, exit } = context;
   const { id } = created;
-  const outcome = await endOf(id, api, options.json === true ? null : log, interruption, context);
+  const outcome = await endOf(id, api, options, interruption, context);
   if (outcome.kind === 'refused') {
     await interruption.settled();
     // 404: it was removed, or the key does not see it any more.
@@ -179,16 +177,17 @@ async function awaitOutcome(
   if (status !== 'succeeded') throw new Refusal(`the deployment ${status}`);
 }
 
-/** Writes the log meanwhile, if there is one. */
+/** Writes the log meanwhile, but for `--json`. */
 async function endOf(
   id: DeploymentId,
   api: ApiClient,
-  log: LogOutput | null,
+  { json = false }: DeployOptions,
   interruption: Interruption,
   { terminal, effects }: CommandContext,
 ): Promise<Outcome> {
   const { awaitEnd, followLog } = await import('./deploy-follow.ts');
-  if (log !== null) {
+  if (!json) {
+    const log = createLogOutput(terminal);
     const { answered, ended } = interruption;
     const outcome = await followLog(id, api, log, answered, terminal.note, ended).finally(log.end);
     if (outcome.kind === 'ended' || outcome.refusal.status !== 403) return outcome;

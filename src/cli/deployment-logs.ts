@@ -7,7 +7,7 @@ import type { Store } from '../store/store.ts';
 import { type CommandContext, EXIT_CODE_OF_SIGNAL, explain, stayAlive } from './command.ts';
 import { withStore } from './database-file.ts';
 import { deploymentLine, obstacleOf, REPORTED_ELSEWHERE } from './deployment-status.ts';
-import { createLogOutput, type LogOutput } from './log-output.ts';
+import { createLogOutput } from './log-output.ts';
 import { DEPLOYMENT_ARGUMENT, resolveDeployment } from './names.ts';
 import { isServed } from './serving.ts';
 
@@ -38,11 +38,9 @@ export function defineLogs(command: Command, context: CommandContext): void {
 async function showLog(
   { id, status, log_bytes }: Deployment,
   store: Store,
-  context: CommandContext,
+  { terminal }: CommandContext,
 ): Promise<void> {
-  const { terminal } = context;
   const output = createLogOutput(terminal);
-  resetColoursAtSignal(output, context);
   for (const bytes of store.reads.logs.text(id, 0, log_bytes)) {
     if (!(await output.write(bytes))) return;
   }
@@ -71,7 +69,6 @@ async function followLog({ id }: Deployment, store: Store, context: CommandConte
   using _ = stayAlive();
   const { effects, terminal } = context;
   const output = createLogOutput(terminal);
-  let stopListening = resetColoursAtSignal(output, context);
   let midLine = false;
   for (let at = 0; ; ) {
     // Read first: what is committed after it makes the loop below end.
@@ -87,42 +84,20 @@ async function followLog({ id }: Deployment, store: Store, context: CommandConte
       terminal.note(deploymentLine(deployment));
       return;
     }
-    listen(endAtSignal(['SIGINT', 'SIGTERM', 'SIGHUP'], close, context));
+    const stopListening = closeAtSignal(store, context);
     while (store.reads.instance.dataVersion() === version) await delay(POLL_EVERY_MS, effects);
-    listen(resetColoursAtSignal(output, context));
-  }
-
-  /** The earlier listener ends after the next one has begun: with none in between, a signal that just comes is lost. */
-  function listen(stopNext: () => void): void {
     stopListening();
-    stopListening = stopNext;
   }
-
-  /** As the last process that has the file open, this removes its -wal. */
-  function close(): void {
-    output.resetColours();
-    void store.close();
-  }
-}
-
-/** Returns a function that stops listening. Without colours, a signal ends davit even if a terminal takes no more. */
-function resetColoursAtSignal({ resetColours }: LogOutput, context: CommandContext): () => void {
-  return context.terminal.colours
-    ? endAtSignal(['SIGINT', 'SIGTERM'], resetColours, context)
-    : () => undefined;
 }
 
 /**
- * Calls `last`, then sends the signal again, to which nothing listens any more: a shell that waits for davit must see
- * that a signal ended it. It does not end the first process of a PID namespace, which exits instead.
+ * Closes the file at a signal: as the last process that has it open, this removes its -wal. Then sends the signal again, to
+ * which nothing listens any more: a shell that waits for davit must see that a signal ended it. It does not end the first
+ * process of a PID namespace, which exits instead.
  */
-function endAtSignal(
-  names: readonly ('SIGINT' | 'SIGTERM' | 'SIGHUP')[],
-  last: () => void,
-  { onSignal, exit }: CommandContext,
-): () => void {
-  const stopListening = onSignal(names, (signal) => {
-    last();
+function closeAtSignal(store: Store, { onSignal, exit }: CommandContext): () => void {
+  const stopListening = onSignal(['SIGINT', 'SIGTERM', 'SIGHUP'], (signal) => {
+    void store.close();
     stopListening();
     process.kill(process.pid, signal);
     exit(EXIT_CODE_OF_SIGNAL[signal]);

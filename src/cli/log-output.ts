@@ -6,15 +6,14 @@ import type { Terminal } from './terminal.ts';
 export interface LogOutput {
   /** False: nobody reads any more. */
   write(bytes: Uint8Array): Promise<boolean>;
-  /** Gives the terminal its own colours back, if the log has set others. To be called before davit ends early. */
-  resetColours(): void;
+  /** Gives the terminal its own colours back, if the log has set others. */
   end(): Promise<void>;
 }
 
 /** For a file or a pipe, the very bytes. For a terminal, text in which only colours can take effect. */
 export function createLogOutput(terminal: Pick<Terminal, 'columns' | 'colours' | 'write'>): LogOutput {
   if (terminal.columns === null) {
-    return { write: terminal.write, resetColours: () => undefined, end: async () => undefined };
+    return { write: terminal.write, end: async () => undefined };
   }
   const decoder = new TextDecoder('utf-8', { ignoreBOM: true });
   const text = harmlessText(terminal.colours);
@@ -22,9 +21,6 @@ export function createLogOutput(terminal: Pick<Terminal, 'columns' | 'colours' |
 
   return {
     write: (bytes) => show(text.push(decoder.decode(bytes, { stream: true }))),
-    resetColours() {
-      if (text.isColoured()) void terminal.write(Buffer.from(RESET_COLOURS));
-    },
     async end() {
       await show(text.push(decoder.decode()) + text.end());
       const restored = `${text.isColoured() ? RESET_COLOURS : ''}${last === '\n' ? '' : '\n'}`;

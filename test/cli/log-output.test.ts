@@ -40,16 +40,16 @@ t.test('a log on a terminal looks the same however its bytes are split', async (
 
 t.test('a terminal gets its own colours back only if the log has set others', async (t) => {
   for (const [log, colours, restored] of [
-    ['plain', true, ''],
-    ['\u001b[31mred', false, ''],
-    ['\u001b[31mred', true, '\u001b[0m'],
+    ['plain\n', true, ''],
+    ['\u001b[31mred\n', false, ''],
+    ['\u001b[31mred\n', true, '\u001b[0m'],
   ] as const) {
     const pieces: string[] = [];
     const write = async (piece: Uint8Array) => pieces.push(String(Buffer.from(piece))) > 0;
     const output = createLogOutput({ columns: 80, colours, write });
     await output.write(Buffer.from(log));
     const before = pieces.length;
-    output.resetColours();
+    await output.end();
     t.equal(pieces.slice(before).join(''), restored, log);
   }
 });

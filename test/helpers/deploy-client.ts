@@ -32,7 +32,6 @@ const COMMAND = `
     good) echo one; echo two >&2; printf three ;;
     bad) echo alas; exit 3 ;;
     long) i=0; while [ $i -lt 2000 ]; do echo "line $i"; i=$((i + 1)); done ;;
-    red) printf '\\033[31m'; echo begun; touch started; while kill -0 $PPID; do sleep 0.1; done ;;
     slow) echo begun; touch started
           while kill -0 $PPID; do [ -e end ] && exit; [ -e more ] && rm more && echo more; sleep 0.1; done ;; # nothing outlives its service
   esac`;
