@@ -28,7 +28,6 @@ import {
   proxyStatusOf,
   watchConnections,
 } from './connections.ts';
-import { tookText } from './moments.ts';
 import { createPatience, type Patience } from './patience.ts';
 import { proxiesOf } from './proxies.ts';
 
@@ -51,8 +50,6 @@ interface Timeouts {
   answerNoteMs: number;
   /** Of a streamed answer from which nothing comes. */
   silenceMs: number;
-  /** When that is said. */
-  silenceNoteMs: number;
 }
 
 export const TIMEOUTS: Timeouts = {
@@ -61,7 +58,6 @@ export const TIMEOUTS: Timeouts = {
   answerNoteMs: 5_000,
   // The service sends a heartbeat every 15 s.
   silenceMs: 45_000,
-  silenceNoteMs: 20_000,
 };
 
 interface ApiRequest {
@@ -145,8 +141,7 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
       return await persistently(asked, async (response) => {
         if (!isSuccess(response)) return refusalOf(response, await beginningOf(response), asked.path);
         const { headers, body } = response;
-        if (/^\s*text\/event-stream\b/i.test(String(headers['content-type'])))
-          return { ok: true, body: audible(body) };
+        if (/^\s*text\/event-stream\b/i.test(String(headers['content-type']))) return { ok: true, body };
         body.on('error', () => undefined).destroy(); // not to its end, which may be far away
         return notDavit(response, asked.path);
       });
@@ -277,27 +272,6 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
         cancelTimeout();
       },
     };
-  }
-
-  /** Passes the bytes on, and says when none come. */
-  async function* audible(bytes: AsyncIterable<Uint8Array>): AsyncGenerator<Uint8Array, void, undefined> {
-    const { silenceNoteMs } = timeouts;
-    const listen = () =>
-      realEffects.after(silenceNoteMs, () =>
-        context.terminal.note(
-          `nothing has come from ${watched.placeOf(baseUrl.host)} for ${tookText(silenceNoteMs)}`,
-        ),
-      );
-    let cancelNote = listen();
-    try {
-      for await (const piece of bytes) {
-        cancelNote();
-        yield piece;
-        cancelNote = listen();
-      }
-    } finally {
-      cancelNote();
-    }
   }
 
   function send(
