@@ -1,5 +1,5 @@
 import { isAbsolute } from 'node:path';
-import type { Command } from 'commander';
+import { type Command, Option } from 'commander';
 import { problemText } from '../deploy/command-file.ts';
 import { QUEUE_POLICIES, type QueuePolicy } from '../domain.ts';
 import { AppError } from '../errors.ts';
@@ -171,22 +171,9 @@ async function createProject(
     return { project: made, namesakes: countNamed(made.name, store) };
   });
   printMade(context, options, project, `created ${nameOfProject(project)}`, project.id);
-  noteUnused(project, withoutDefaults(command, settings), settings.variables, 0, context);
+  noteUnused(command, project, 0, context);
   warnOfStart(project, settings.variables, context);
   warnOfNamesakes(namesakes, 'projects', context);
-}
-
-/** Without what nobody asked for. The other settings have no default that would do anything. */
-function withoutDefaults(
-  command: Command,
-  { timeoutMs, policy, ...others }: ProjectSettings,
-): Partial<ProjectSettings> {
-  const isGiven = (setting: string) => command.getOptionValueSource(setting) !== 'default';
-  return {
-    ...others,
-    ...(isGiven('timeout') ? { timeoutMs } : {}),
-    ...(isGiven('policy') ? { policy } : {}),
-  };
 }
 
 /** How many projects have this name. Archived ones do not count, as the name means another. */
@@ -240,34 +227,31 @@ async function setProject(
     context.terminal.print(`${nameOfProject(project)} is changed${timed}`);
   }
   if (changes.command !== undefined && changes.command !== null) noteAwaited(awaited, context);
-  noteUnused(project, changes, variables, awaited, context);
+  noteUnused(command, project, awaited, context);
   warnOfStart(project, all, context);
   warnOfNamesakes(namesakes, 'projects', context);
 }
 
-/** Says which of the given settings have no effect at present; what is switched off has none in any case. */
+/** The settings that have no effect while the project has no command. */
+const OF_COMMAND = ['--dir', '--env', '--env-from', '--timeout', '--idle-timeout', '--policy'];
+
+/** Says which of the given settings have no effect at present. */
 function noteUnused(
-  { command }: ProjectDetails,
-  { directory, timeoutMs, idleTimeoutMs, policy, reportTimeoutMs }: Partial<ProjectSettings>,
-  variables: Readonly<Record<string, string>>,
+  command: Command,
+  project: ProjectDetails,
   awaited: number,
   { terminal }: CommandContext,
 ): void {
-  const useless =
-    command === null
-      ? {
-          '--dir': directory,
-          '--timeout': timeoutMs,
-          '--idle-timeout': idleTimeoutMs,
-          '--policy': policy,
-          variables: Object.keys(variables)[0],
-        }
-      : { '--report-timeout': awaited === 0 ? reportTimeoutMs : null };
-  const given = Object.entries(useless).filter(([, value]) => value !== undefined && value !== null);
+  const unused = project.command === null ? OF_COMMAND : awaited === 0 ? ['--report-timeout'] : [];
+  const given = unused.filter((flag) => {
+    const name = new Option(flag).attributeName();
+    const isGiven = /^(?:cli|env)$/.test(command.getOptionValueSource(name) ?? '');
+    // What is switched off has no effect in any case.
+    return isGiven && !['off', false].includes(command.getOptionValue(name));
+  });
   if (given.length === 0) return;
-  const names = given.map(([name]) => name).join(', ');
-  const which = command === null ? 'no' : 'a';
-  terminal.note(`note: without effect while the project has ${which} command: ${names}`);
+  const which = project.command === null ? 'no' : 'a';
+  terminal.note(`note: without effect while the project has ${which} command: ${given.join(', ')}`);
 }
 
 /** To be said where it may be thought that what another system carries out has ended, too. */

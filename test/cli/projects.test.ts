@@ -498,7 +498,7 @@ t.test('create says which settings have no effect', async (t) => {
       'A=1',
     ),
     [
-      'note: without effect while the project has no command: --dir, --timeout, --idle-timeout, --policy, variables',
+      'note: without effect while the project has no command: --dir, --env, --timeout, --idle-timeout, --policy',
     ],
   );
   t.equal(await notes('--report-timeout', '2h', '--timeout', 'off'), null);
@@ -514,7 +514,7 @@ t.test('set says which settings have no effect at present', async (t) => {
   const said = async (...words: string[]) => (await there.davit(set(...words))).stderr;
   t.equal(
     await said('--timeout', '1h', '--policy', 'latest', '--env', 'A=1'),
-    'note: without effect while the project has no command: --timeout, --policy, variables\n',
+    'note: without effect while the project has no command: --env, --timeout, --policy\n',
   );
   t.equal(await said('--report-timeout', '2h', '--timeout', 'off'), '');
   t.equal(await said('--timeout', '1h', '--', '/bin/true'), '');
