@@ -2,7 +2,6 @@ import type { Command } from 'commander';
 import { formatDuration } from '../durations.ts';
 import { option } from '../options.ts';
 import type { ProjectDetails } from '../store/projects.ts';
-import type { Store } from '../store/store.ts';
 import { type CommandContext, explain, jsonOption } from './command.ts';
 import { type ConfirmedOptions, confirm } from './confirm.ts';
 import { counted } from './counted.ts';
@@ -147,23 +146,11 @@ function defineStatus(
           const already = before.status === status ? 'already ' : '';
           context.terminal.print(`${nameOfProject(project)} is ${already}${status}`);
         }
-        if (status === 'active' && idOrName !== before.id) noteArchivedNamesakes(before, store, context);
         // Its name counts again.
         if (before.status === 'archived')
           warnOfNamesakes(countNamed(before.name, store), 'projects', context);
       }),
     );
-}
-
-/** A name means the project that is not archived, and the other one may be meant. */
-function noteArchivedNamesakes(
-  { id, name }: ProjectDetails,
-  store: Store,
-  { terminal }: CommandContext,
-): void {
-  const namesakes = store.reads.projects.list().filter((other) => other.name === name && other.id !== id);
-  const archived = namesakes.filter(({ status }) => status === 'archived').map((other) => other.id);
-  if (archived.length > 0) terminal.note(`note: archived, with the same name: ${archived.join(', ')}`);
 }
 
 function defineArchive(command: Command, context: CommandContext): void {
