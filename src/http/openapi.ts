@@ -1,4 +1,4 @@
-import type { Plugin, RequestRoute, Server } from '@hapi/hapi';
+import type { Plugin, Server } from '@hapi/hapi';
 import { version } from '../assets.ts';
 import type { EventType } from '../domain.ts';
 import { EXAMPLE_IDS, type JsonSchema } from './json-schema.ts';
@@ -19,7 +19,7 @@ import {
   type Response,
 } from './openapi-types.ts';
 import { exampleOf, pageSchema, RESOURCES, type ResourceName, schemaReference } from './resources.ts';
-import { type RouteDescription, routeOptions } from './route-options.ts';
+import { routeOptions } from './route-options.ts';
 
 /** `GET /v2/openapi.json`, generated at the first request. */
 export function openapi(): Plugin<void> {
@@ -58,9 +58,7 @@ const OPENAPI_SCHEMA: JsonSchema = {
   additionalProperties: true,
 };
 
-/**
- * The OpenAPI 3.1 description of every route of `server` below /v2, and of other routes that come with a description.
- */
+/** The OpenAPI 3.1 description of every route of `server` that comes with one. */
 export function describeApi(server: Server): OpenApiDocument {
   const routes = describedRoutes(server);
   const operations = routes.map(({ operation }) => operation);
@@ -109,7 +107,7 @@ function describedRoutes(server: Server): DescribedRoute[] {
   return server
     .table()
     .flatMap((route) => {
-      const description = route.settings.plugins?.openapi ?? (isOfApi(route) ? UNDESCRIBED : undefined);
+      const description = route.settings.plugins?.openapi;
       const method = METHODS.find((method) => method === route.method);
       if (description === undefined || method === undefined) return [];
       const tag = route.realm.plugin ?? '';
@@ -117,13 +115,6 @@ function describedRoutes(server: Server): DescribedRoute[] {
     })
     .sort(inReadingOrder);
 }
-
-function isOfApi({ path }: RequestRoute): boolean {
-  return path.startsWith('/v2/');
-}
-
-/** For API routes without a description: they are listed all the same, and fail a test by their empty summary. */
-const UNDESCRIBED: RouteDescription = { scope: null, operationId: '', summary: '', responses: {} };
 
 /** Tag by tag; in each, first what creates a resource, then the lists, then what can be done with one resource. */
 function inReadingOrder(a: DescribedRoute, b: DescribedRoute): number {
