@@ -1,24 +1,6 @@
 import { MINUTE_MS } from '../durations.ts';
 import type { Serving } from '../store/lock.ts';
 import type { DiskTrial } from './doctor-disk.ts';
-import type { FindingOf } from './findings.ts';
-
-export type DoctorFinding = FindingOf<
-  | 'permissions'
-  | 'disk'
-  | 'integrity'
-  | 'schema'
-  | 'references'
-  | 'wal'
-  | 'writes'
-  | 'clock'
-  | 'service'
-  | 'deployments'
-  | 'webhooks'
-  | 'projects'
-  | 'keys'
-  | 'leftovers'
->;
 
 /** A file to check, and when. */
 export interface Case {

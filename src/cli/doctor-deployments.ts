@@ -4,8 +4,8 @@ import { isAlive, type ProcessIdentity } from '../process-identity.ts';
 import type { WaitingDeployment } from '../store/backlog.ts';
 import type { RunningDeployment } from '../store/deployments.ts';
 import type { Reads } from '../store/store.ts';
-import { ageMs, type Case, type DoctorFinding, OVERDUE_MS } from './doctor-case.ts';
-import { note, orOk, problem } from './findings.ts';
+import { ageMs, type Case, OVERDUE_MS } from './doctor-case.ts';
+import { type Finding, note, orOk, problem } from './findings.ts';
 import type { Surroundings } from './project-surroundings.ts';
 import { isLeft, waitsForResume } from './serving.ts';
 
@@ -22,7 +22,7 @@ const JUST_BEGUN_MS = MINUTE_MS;
 const RESUME = 'davit admin project resume <project>; davit admin queue shows which one';
 
 /** Checks what runs and what waits. */
-export function checkDeployments(file: Case, reads: Reads, lookedUp: LookedUp): DoctorFinding[] {
+export function checkDeployments(file: Case, reads: Reads, lookedUp: LookedUp): Finding[] {
   const { waiting, reported } = reads.backlog.all(file.nowMs, 1);
   const running = reads.deployments.running();
   const [next] = waiting.items;
@@ -41,7 +41,7 @@ function findingOfRunning(
   { service, nowMs }: Case,
   reads: Reads,
   { serviceProcessId, livingProcesses }: LookedUp,
-): DoctorFinding | undefined {
+): Finding | undefined {
   const { id, status, process, started_at } = deployment;
   const runs = process !== null && isAlive(process);
   if (service === null) {
@@ -81,7 +81,7 @@ function findingOfRunning(
 }
 
 /** For one that an earlier run of the service left, and that a new one should have ended and recorded by now. */
-function findingOfLeft(id: DeploymentId, processIds: number[]): DoctorFinding {
+function findingOfLeft(id: DeploymentId, processIds: number[]): Finding {
   return problem(
     'deployments',
     `${id}, which an earlier run of the service left, has not ended: until it has, no deployment starts`,
@@ -96,13 +96,13 @@ function findingsOfWaiting(
   { service, nowMs }: Case,
   reads: Reads,
   next: WaitingDeployment | undefined,
-): DoctorFinding[] {
+): Finding[] {
   const waitsIn = (status: ProjectStatus) =>
     reads.projects
       .list()
       .reduce((sum, project) => sum + (project.status === status ? project.queued_count : 0), 0);
   const [startable, paused] = [waitsIn('active'), waitsIn('paused')];
-  const findings: DoctorFinding[] = [];
+  const findings: Finding[] = [];
   if (startable > 0 && service === null) {
     findings.push(problem('deployments', `${startable} wait, but no service is running`, 'davit serve'));
   } else if (next?.project_status === 'active' && ageMs(next.created_at, nowMs) > OVERDUE_MS) {
@@ -121,7 +121,7 @@ function findingsOfWaiting(
 }
 
 /** Those whose worker is lost would stay open for ever, and nothing else tells of them. */
-function findingsOfReported({ nowMs }: Case, reads: Reads): DoctorFinding[] {
+function findingsOfReported({ nowMs }: Case, reads: Reads): Finding[] {
   const count = reads.deployments.reportsAwaitedForEver(nowMs - DAY_MS);
   if (count === 0) return [];
   return [

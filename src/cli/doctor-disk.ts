@@ -7,7 +7,7 @@ import { isOnReadOnlyFileSystem } from '../store/lock.ts';
 import { networkProblem } from '../store/mounts.ts';
 import { formatBytes } from './bytes.ts';
 import { counted } from './counted.ts';
-import { type FindingOf, note, ok, problem } from './findings.ts';
+import { type Finding, note, ok, problem } from './findings.ts';
 
 /** Room for the WAL at its largest, a few logs, and a night in which nobody looks. */
 const DISK_LOW_BYTES = 256_000_000;
@@ -18,7 +18,7 @@ const FILES_BESIDE = 3;
 export type DiskTrial = (typeof REFUSALS)[number] | 'noAnswer' | undefined;
 
 /** Whether there is room for the file `path`, and it can be written; and whether other machines may use it too. */
-export function checkDisk(path: string, trial: DiskTrial): FindingOf<'disk'>[] {
+export function checkDisk(path: string, trial: DiskTrial): Finding[] {
   const network = networkProblem(path);
   return [
     checkRoom(path, trial),
@@ -26,7 +26,7 @@ export function checkDisk(path: string, trial: DiskTrial): FindingOf<'disk'>[] {
   ];
 }
 
-function checkRoom(path: string, trial: DiskTrial): FindingOf<'disk'> {
+function checkRoom(path: string, trial: DiskTrial): Finding {
   if (trial === 'noAnswer') {
     return problem(
       'disk',

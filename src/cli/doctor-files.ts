@@ -6,11 +6,11 @@ import { abandonedIn } from '../store/partial-file.ts';
 import { exposureProblem } from '../store/place.ts';
 import { formatBytes } from './bytes.ts';
 import type { Case } from './doctor-case.ts';
-import { type FindingOf, note, orOk, problem } from './findings.ts';
+import { type Finding, note, orOk, problem } from './findings.ts';
 import { nameOfUser } from './users.ts';
 
 /** Whether the owner of the file `path` can use it and what belongs beside it, and nobody else can. */
-export function checkPermissions({ path, service, nowMs }: Case): FindingOf<'permissions'>[] {
+export function checkPermissions({ path, service, nowMs }: Case): Finding[] {
   const place = dirname(path);
   const name = basename(path);
   const file = statSync(path);
@@ -20,7 +20,7 @@ export function checkPermissions({ path, service, nowMs }: Case): FindingOf<'per
     ['', '-wal', '-shm', '-lock'].map((side) => name + side),
   );
   const uid = process.getuid?.();
-  const findings: FindingOf<'permissions'>[] = [];
+  const findings: Finding[] = [];
   const report = (message: string, advice: string) => findings.push(problem('permissions', message, advice));
 
   // Those beside it get its mode when davit writes.
@@ -92,7 +92,7 @@ function earlierCopies(path: string, nowMs: number): string[] {
 }
 
 /** The copies of the file that may be removed. */
-export function checkLeftovers({ path, nowMs }: Case): FindingOf<'leftovers'>[] {
+export function checkLeftovers({ path, nowMs }: Case): Finding[] {
   const kept = earlierCopies(path, nowMs);
   if (kept.length === 0) return [];
   const bytes = filesBeside(path, kept).reduce((sum, [, { size }]) => sum + size, 0);

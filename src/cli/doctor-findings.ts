@@ -14,12 +14,12 @@ import type { ProjectDetails } from '../store/projects.ts';
 import type { Reads } from '../store/store.ts';
 import { WAL_LARGE_BYTES } from '../store/wal.ts';
 import { formatBytes } from './bytes.ts';
-import { ageMs, type Case, type DoctorFinding } from './doctor-case.ts';
+import { ageMs, type Case } from './doctor-case.ts';
 import { checkDeployments, type LookedUp } from './doctor-deployments.ts';
 import { checkDisk } from './doctor-disk.ts';
 import { checkLeftovers, checkPermissions } from './doctor-files.ts';
 import { checkWebhooks } from './doctor-webhooks.ts';
-import { isProblem, note, ok, orOk, problem } from './findings.ts';
+import { type Finding, isProblem, note, ok, orOk, problem } from './findings.ts';
 import { nameOfKey, nameOfProject } from './names.ts';
 import { checkTemporaryDirectory } from './project-files.ts';
 import { findingsOf } from './project-findings.ts';
@@ -30,7 +30,7 @@ const CLOCK_AHEAD_MS = MINUTE_MS;
 const KEY_EXPIRED_LATELY_MS = 14 * DAY_MS;
 
 /** Checks what surrounds a file, without opening it: permissions, disk, WAL, leftovers. */
-export function findingsOfPlace(file: Case): DoctorFinding[] {
+export function findingsOfPlace(file: Case): Finding[] {
   return [
     ...checkPermissions(file),
     ...checkDisk(file.path, file.diskTrial),
@@ -65,7 +65,7 @@ export function findingsOfFile(
   examined: ExaminedFile,
   lookedUp: LookedUp,
   effects: Effects,
-): DoctorFinding[] {
+): Finding[] {
   const { reads, examination } = examined;
   const checks = [
     () => (examination.isWalWhole() ? [] : [cutShort('wal', file)]),
@@ -93,7 +93,7 @@ export function findingsOfFile(
 }
 
 /** The finding for a file that cannot be read, or only in part. */
-export function damage(file: Unusable): DoctorFinding {
+export function damage(file: Unusable): Finding {
   const sentence = file.kind === 'damaged' ? file.problem : 'it is not a davit file any more';
   return problem('integrity', sentence, `keep a copy of the file, then ${RESTORE}`);
 }
@@ -103,7 +103,7 @@ export function damage(file: Unusable): DoctorFinding {
  * SQLite has to create -wal and -shm. Adds a finding of the disk, if `ofPlace` has no problem of it. Throws any other
  * error.
  */
-export function findingsOfUnopened(file: Case, error: unknown, ofPlace: DoctorFinding[]): DoctorFinding[] {
+export function findingsOfUnopened(file: Case, error: unknown, ofPlace: Finding[]): Finding[] {
   if (isLocked(error)) {
     const locked = problem(
       'writes',
@@ -123,7 +123,7 @@ export function findingsOfUnopened(file: Case, error: unknown, ofPlace: DoctorFi
   return [disk, ...ofPlace];
 }
 
-function cutShort(check: 'integrity' | 'wal', { path }: Case): DoctorFinding {
+function cutShort(check: 'integrity' | 'wal', { path }: Case): Finding {
   return problem(
     check,
     'the file or its -wal was cut short while a program had it open: what only it had is lost',
@@ -137,10 +137,7 @@ function fuser(file: string): string {
 }
 
 /** For a file of an older davit, whose contents can be checked only once it is migrated. */
-export function findingsOfOlder(
-  { service }: Case,
-  { schemaVersion, damage: found }: OlderFile,
-): DoctorFinding[] {
+export function findingsOfOlder({ service }: Case, { schemaVersion, damage: found }: OlderFile): Finding[] {
   return [
     found === undefined ? ok('integrity', 'every page and every index is whole') : damage(found),
     problem(
@@ -155,7 +152,7 @@ export function findingsOfOlder(
 
 const RESTORE = "restore the last backup: 'davit restore --help'";
 
-function checkLeftWal({ walBytes }: Case): DoctorFinding {
+function checkLeftWal({ walBytes }: Case): Finding {
   const message = walText(walBytes);
   if (walBytes > WAL_LARGE_BYTES) {
     return problem('wal', message, 'start davit serve and stop it again: that copies it into the file');
@@ -165,7 +162,7 @@ function checkLeftWal({ walBytes }: Case): DoctorFinding {
 }
 
 /** After a long read the WAL keeps its size until the next write, however much of it is copied by then. */
-function checkServedWal({ walBytes }: Case, uncopiedBytes: number): DoctorFinding {
+function checkServedWal({ walBytes }: Case, uncopiedBytes: number): Finding {
   const message = walText(walBytes);
   if (uncopiedBytes > WAL_LARGE_BYTES) {
     return problem(
@@ -186,7 +183,7 @@ function checkWrites(
   { path }: Case,
   kept: KeptTransaction | undefined,
   { serviceProcessId }: Surroundings,
-): DoctorFinding {
+): Finding {
   if (kept === undefined) return ok('writes', 'no process keeps a write transaction');
   const { processId } = kept;
   if (processId !== null && processId === serviceProcessId) {
@@ -211,14 +208,14 @@ function processText(processId: number | null): string {
   return `process ${processId}${name === undefined ? '' : ` (${printable(name)})`}`;
 }
 
-function checkIntegrity(examination: ExaminedFile['examination']): DoctorFinding[] {
+function checkIntegrity(examination: ExaminedFile['examination']): Finding[] {
   const findings = examination
     .integrityProblems()
     .map((sentence) => damage({ kind: 'damaged', problem: sentence }));
   return orOk(findings, 'integrity', 'every page and every index is whole');
 }
 
-function checkReferences(examination: ExaminedFile['examination']): DoctorFinding[] {
+function checkReferences(examination: ExaminedFile['examination']): Finding[] {
   const orphans = examination.foreignKeyProblems();
   const miscounted = examination
     .miscountedProjects()
@@ -227,7 +224,7 @@ function checkReferences(examination: ExaminedFile['examination']): DoctorFindin
   return orOk(findings, 'references', 'every row refers to rows that exist');
 }
 
-function checkClock({ nowMs }: Case, examination: ExaminedFile['examination']): DoctorFinding {
+function checkClock({ nowMs }: Case, examination: ExaminedFile['examination']): Finding {
   const newestMs = examination.newestMs();
   const aheadMs = newestMs - nowMs;
   if (aheadMs <= CLOCK_AHEAD_MS) return ok('clock', `the newest entry is of ${timestamp(newestMs)}`);
@@ -238,7 +235,7 @@ function checkClock({ nowMs }: Case, examination: ExaminedFile['examination']): 
   );
 }
 
-function checkService({ path, service }: Case): DoctorFinding {
+function checkService({ path, service }: Case): Finding {
   if (service === null) {
     return note('service', 'no service is running', 'davit serve, or systemctl start davit');
   }
@@ -259,7 +256,7 @@ function projectsToCheck(reads: Reads): ProjectDetails[] {
   return reads.projects.list().filter(({ status }) => status !== 'archived');
 }
 
-function checkProjects(reads: Reads, surroundings: Surroundings): DoctorFinding[] {
+function checkProjects(reads: Reads, surroundings: Surroundings): Finding[] {
   const projects = projectsToCheck(reads);
   const ofAll = checkTemporaryDirectory(projects, surroundings);
   const ofEach = projects.flatMap((project) =>
@@ -267,12 +264,12 @@ function checkProjects(reads: Reads, surroundings: Surroundings): DoctorFinding[
       .filter(isProblem)
       .map((finding) => ({ ...finding, message: `${nameOfProject(project)}: ${finding.message}` })),
   );
-  const findings = [...ofAll, ...ofEach].map((finding) => ({ ...finding, check: 'projects' as const }));
+  const findings = [...ofAll, ...ofEach].map((finding): Finding => ({ ...finding, check: 'projects' }));
   const startable = projects.some(({ command }) => command !== null) ? ', each command can be started' : '';
   return orOk(findings, 'projects', `${projects.length} of them${startable}`);
 }
 
-function checkKeys({ nowMs }: Case, reads: Reads): DoctorFinding[] {
+function checkKeys({ nowMs }: Case, reads: Reads): Finding[] {
   const keys = reads.keys.list().filter(({ revoked_at }) => revoked_at === null);
   const live = keys.filter(({ expires_at }) => ageMs(expires_at, nowMs) <= 0);
   const ending = live

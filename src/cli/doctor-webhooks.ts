@@ -2,15 +2,15 @@ import { formatDuration, HOUR_MS } from '../durations.ts';
 import type { WebhookBacklog } from '../store/backlog.ts';
 import type { Reads } from '../store/store.ts';
 import { DISABLED_BY } from '../store/webhooks.ts';
-import { ageMs, type Case, type DoctorFinding, OVERDUE_MS } from './doctor-case.ts';
-import { note, orOk, problem } from './findings.ts';
+import { ageMs, type Case, OVERDUE_MS } from './doctor-case.ts';
+import { type Finding, note, orOk, problem } from './findings.ts';
 import { nameOfKey } from './names.ts';
 import { deliveriesText, keyExpiredAt } from './webhook-text.ts';
 
 const FAILING_FOR_MS = HOUR_MS;
 
 /** Checks who is disabled, fails, is late or gets nothing. */
-export function checkWebhooks(file: Case, reads: Reads): DoctorFinding[] {
+export function checkWebhooks(file: Case, reads: Reads): Finding[] {
   const webhooks = reads.backlog.webhooks(file.nowMs);
   const findings = webhooks.flatMap((webhook) =>
     webhook.status === 'disabled'
@@ -36,7 +36,7 @@ export function checkWebhooks(file: Case, reads: Reads): DoctorFinding[] {
 function findingOfDisabled(
   { id, status_reason, held_count, created_by }: WebhookBacklog,
   reads: Reads,
-): DoctorFinding {
+): Finding {
   const message = `${id} is disabled${status_reason === null ? '' : ` (${status_reason})`}`;
   if (held_count === 0) return note('webhooks', message, null);
   const held = `${message}, with ${deliveriesText(held_count)} held for it`;
@@ -50,7 +50,7 @@ function findingOfDisabled(
     : problem('webhooks', held, `fix the receiver, then ${enableOrDelete}`);
 }
 
-function findingOfExpired(webhook: WebhookBacklog, { nowMs }: Case): DoctorFinding | undefined {
+function findingOfExpired(webhook: WebhookBacklog, { nowMs }: Case): Finding | undefined {
   const expiredAt = keyExpiredAt(webhook, nowMs);
   if (expiredAt === null) return undefined;
   const { id, created_by } = webhook;
@@ -62,7 +62,7 @@ function findingOfExpired(webhook: WebhookBacklog, { nowMs }: Case): DoctorFindi
   );
 }
 
-function findingOfEnabled(webhook: WebhookBacklog, file: Case): DoctorFinding | undefined {
+function findingOfEnabled(webhook: WebhookBacklog, file: Case): Finding | undefined {
   const { id, failing_since, consecutive_failures, last_error, due_count, next_attempt_at } = webhook;
   if (failsForLong(webhook, file)) {
     const how = last_error === null ? '' : `, last with ${last_error}`;

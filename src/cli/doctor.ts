@@ -9,8 +9,8 @@ import { walBytesOf } from '../store/wal.ts';
 import { formatBytes } from './bytes.ts';
 import { type CommandContext, explain, jsonOption } from './command.ts';
 import { existingDbPathOf } from './database-file.ts';
-import type { Case, DoctorFinding } from './doctor-case.ts';
-import { findingsText, isProblem, refuseProblems } from './findings.ts';
+import type { Case } from './doctor-case.ts';
+import { type Finding, findingsText, isProblem, refuseProblems } from './findings.ts';
 import { printJson } from './results.ts';
 import { serviceOf, serviceText } from './serving.ts';
 import { fields, table } from './table.ts';
@@ -27,7 +27,7 @@ interface Report {
   /** Free space within the file, which is used before the file grows. */
   unused_bytes: number | null;
   disk_free_bytes: number;
-  findings: DoctorFinding[];
+  findings: Finding[];
   tables: TableSize[];
 }
 

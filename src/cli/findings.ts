@@ -2,8 +2,31 @@ import { Refusal } from './command.ts';
 import { type Colour, fields, table } from './table.ts';
 import type { Terminal } from './terminal.ts';
 
+/** What is checked: by `davit doctor`, or by `davit admin project check` of one project. */
+export type Check =
+  | 'permissions'
+  | 'disk'
+  | 'integrity'
+  | 'schema'
+  | 'references'
+  | 'wal'
+  | 'writes'
+  | 'clock'
+  | 'service'
+  | 'deployments'
+  | 'webhooks'
+  | 'projects'
+  | 'keys'
+  | 'leftovers'
+  | 'user'
+  | 'status'
+  | 'directory'
+  | 'command'
+  | 'variables'
+  | 'limits';
+
 /** The result of one check. */
-export interface FindingOf<Check extends string = string> {
+export interface Finding {
   check: Check;
   /** `problem`: something fails, or will. `note`: worth knowing, but perhaps intended. */
   level: 'ok' | 'note' | 'problem';
@@ -13,45 +36,33 @@ export interface FindingOf<Check extends string = string> {
 }
 
 /** A finding of level `problem`, which needs attention. */
-export function problem<Check extends string>(
-  check: Check,
-  message: string,
-  advice: string,
-): FindingOf<Check> {
+export function problem(check: Check, message: string, advice: string): Finding {
   return { check, level: 'problem', message, advice };
 }
 
 /** A finding of level `note`. */
-export function note<Check extends string>(
-  check: Check,
-  message: string,
-  advice: string | null,
-): FindingOf<Check> {
+export function note(check: Check, message: string, advice: string | null): Finding {
   return { check, level: 'note', message, advice };
 }
 
 /** A finding of level `ok`. */
-export function ok<Check extends string>(check: Check, message: string): FindingOf<Check> {
+export function ok(check: Check, message: string): Finding {
   return { check, level: 'ok', message, advice: null };
 }
 
 /** These findings, or one of level `ok` if there are none. */
-export function orOk<Check extends string>(
-  findings: FindingOf<Check>[],
-  check: Check,
-  message: string,
-): FindingOf<Check>[] {
+export function orOk(findings: Finding[], check: Check, message: string): Finding[] {
   return findings.length === 0 ? [ok(check, message)] : findings;
 }
 
-const LEVEL_COLOURS: Record<FindingOf['level'], Colour> = { ok: 'green', note: 'yellow', problem: 'red' };
+const LEVEL_COLOURS: Record<Finding['level'], Colour> = { ok: 'green', note: 'yellow', problem: 'red' };
 
 /**
  * A table of all findings, and below it the advice of those that have some. An advice is not wrapped: a command in it, as a
  * file's path makes long, is copied from the terminal, and the shell would take each line for another one.
  */
 export function findingsText(
-  findings: readonly FindingOf[],
+  findings: readonly Finding[],
   terminal: Pick<Terminal, 'columns' | 'colours'>,
 ): string {
   const all = table(terminal, findings, [
@@ -68,7 +79,7 @@ export function findingsText(
 }
 
 /** If there are problems, prints how many, and throws Refusal. */
-export function refuseProblems(findings: readonly FindingOf[], terminal: Terminal): void {
+export function refuseProblems(findings: readonly Finding[], terminal: Terminal): void {
   const count = findings.filter(isProblem).length;
   if (count === 0) return;
   terminal.note(count === 1 ? 'one thing needs attention' : `${count} things need attention`);
@@ -76,6 +87,6 @@ export function refuseProblems(findings: readonly FindingOf[], terminal: Termina
 }
 
 /** Whether a finding needs attention. */
-export function isProblem({ level }: FindingOf): boolean {
+export function isProblem({ level }: Finding): boolean {
   return level === 'problem';
 }

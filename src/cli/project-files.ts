@@ -15,11 +15,8 @@ import { parentProblem } from '../deploy/workspace.ts';
 import { statusOf } from '../paths.ts';
 import { quoteForBash } from '../shell-words.ts';
 import type { ProjectDetails } from '../store/projects.ts';
-import { type FindingOf, note, ok, problem } from './findings.ts';
+import { type Check, type Finding, note, ok, problem } from './findings.ts';
 import { pathsOf, type Surroundings, viewOf } from './project-surroundings.ts';
-
-/** What is found of the files that a project's settings name, and of those that its runs make. */
-export type FileFinding = FindingOf<'directory' | 'command'>;
 
 /**
  * Checks the directory, the command and what it needs, as they are now, by the same checks as at a deployment, and with
@@ -30,7 +27,7 @@ export function checkFiles(
   command: NonNullable<ProjectDetails['command']>,
   variables: Readonly<Record<string, string>>,
   surroundings: Surroundings,
-): FileFinding[] {
+): Finding[] {
   const { directory } = project;
   const silent = pathsOf(project).find((path) => surroundings.unanswered.has(path));
   if (silent !== undefined) return [noAnswer(silent === directory ? 'directory' : 'command', silent)];
@@ -53,7 +50,7 @@ export function checkFiles(
 export function checkTemporaryDirectory(
   projects: readonly ProjectDetails[],
   { temporaryDirectory, serviceProcessId, unanswered }: Surroundings,
-): FileFinding[] {
+): Finding[] {
   if (projects.every(({ command }) => command === null)) return [];
   if (unanswered.has(temporaryDirectory)) return [noAnswer('directory', temporaryDirectory)];
   // The service has its own one there (PrivateTmp= of systemd): what this process finds says nothing about it.
@@ -85,18 +82,14 @@ function requestOf(
   };
 }
 
-function checkDirectory(project: ProjectDetails): FileFinding {
+function checkDirectory(project: ProjectDetails): Finding {
   const { directory } = project;
   if (directory === null) return ok('directory', 'a new, empty one each time');
   const found = directoryProblem(directory);
   return found === undefined ? ok('directory', directory) : problemFinding('directory', found, project);
 }
 
-function checkCommand(
-  project: ProjectDetails,
-  request: SpawnRequest,
-  surroundings: Surroundings,
-): FileFinding[] {
+function checkCommand(project: ProjectDetails, request: SpawnRequest, surroundings: Surroundings): Finding[] {
   const found = commandProblem(request);
   if (found !== undefined) return [problemFinding('command', found, project)];
   const path = commandPath(request) ?? request.command[0];
@@ -110,7 +103,7 @@ function checkCommand(
 }
 
 /** A program starts in any case, but a script is read by its interpreter; and which of the two it is cannot be seen. */
-function checkReadable(path: string): FileFinding {
+function checkReadable(path: string): Finding {
   if (beginningOf(path) !== undefined) return ok('command', path);
   return note(
     'command',
@@ -120,7 +113,7 @@ function checkReadable(path: string): FileFinding {
 }
 
 /** No other check is made of it, as that would block and could not be stopped. */
-function noAnswer(check: FileFinding['check'], path: string): FileFinding {
+function noAnswer(check: Check, path: string): Finding {
   return problem(
     check,
     `${path} does not answer: usually it is on a network file system whose server is away`,
@@ -129,11 +122,7 @@ function noAnswer(check: FileFinding['check'], path: string): FileFinding {
 }
 
 /** The unit or the container of a service may hide files from it that this process can see. */
-function checkView(
-  check: FileFinding['check'],
-  path: string,
-  { serviceProcessId }: Surroundings,
-): FileFinding[] {
+function checkView(check: Check, path: string, { serviceProcessId }: Surroundings): Finding[] {
   const view = serviceProcessId === null ? 'same' : viewOf(serviceProcessId, path);
   switch (view) {
     case 'same':
@@ -161,7 +150,7 @@ function checkView(
 }
 
 /** Other interpreters may ignore it, as perl and zsh do. */
-function checkShellOption(path: string): FileFinding[] {
+function checkShellOption(path: string): Finding[] {
   const { interpreter, argument } = firstLineOf(path);
   if (!/^(?:a|ba|da|k)?sh$/.test(basename(interpreter)) || !/^[-+].*\r$/.test(argument)) return [];
   const line = `#!${interpreter} ${argument.slice(0, -1)}`;
@@ -175,7 +164,7 @@ function checkShellOption(path: string): FileFinding[] {
 }
 
 /** `#!/usr/bin/env node` is started in any case, and then looks for node in the command's own PATH. */
-function checkProgramOfEnv(project: ProjectDetails, path: string, request: SpawnRequest): FileFinding[] {
+function checkProgramOfEnv(project: ProjectDetails, path: string, request: SpawnRequest): Finding[] {
   const program = programOfEnv(path);
   if (program === undefined) return [];
   const found = commandProblem({ ...request, command: [program] });
@@ -217,7 +206,7 @@ function firstLineOf(path: string): { interpreter: string; argument: string } {
 const STICKY = 0o1000;
 
 /** The command runs with the rights of the service, so nobody else may be able to change it. */
-function checkWritable(check: FileFinding['check'], path: string): FileFinding[] {
+function checkWritable(check: Check, path: string): Finding[] {
   const stat = statSync(path, { throwIfNoEntry: false });
   const isSticky = stat?.isDirectory() === true && (stat.mode & STICKY) !== 0;
   if (stat === undefined || isSticky || (stat.mode & constants.S_IWOTH) === 0) return [];
@@ -229,7 +218,7 @@ function checkHome(
   project: ProjectDetails,
   variables: Readonly<Record<string, string>>,
   { serviceProcessId }: Surroundings,
-): FileFinding[] {
+): Finding[] {
   const own = variables['HOME'];
   const home = own ?? homeDirectory();
   const isClosed = directoryProblem(home) !== undefined;
@@ -246,11 +235,7 @@ function checkHome(
   ];
 }
 
-function problemFinding(
-  check: FileFinding['check'],
-  found: StartProblem,
-  project: ProjectDetails,
-): FileFinding {
+function problemFinding(check: Check, found: StartProblem, project: ProjectDetails): Finding {
   return problem(check, problemText(found), adviceFor(found, project.id));
 }
 

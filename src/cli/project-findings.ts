@@ -2,11 +2,9 @@ import { variableProblem } from '../deploy/environment.ts';
 import { formatDuration } from '../durations.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import { argumentBytesMax } from '../system-limits.ts';
-import { type FindingOf, note, ok, orOk, problem } from './findings.ts';
-import { checkFiles, type FileFinding } from './project-files.ts';
+import { type Finding, note, ok, orOk, problem } from './findings.ts';
+import { checkFiles } from './project-files.ts';
 import type { Surroundings } from './project-surroundings.ts';
-
-export type Finding = FileFinding | FindingOf<'user' | 'status' | 'variables' | 'limits'>;
 
 /**
  * Checks a project's settings, and the files that they name, as they are now and with the rights of this process. Runs
