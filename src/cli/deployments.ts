@@ -20,10 +20,10 @@ import {
   resolveDeployment,
   resolveProject,
 } from './names.ts';
-import { printJson, printMade } from './results.ts';
+import { printJson, printMade, printTable } from './results.ts';
 import { isServed } from './serving.ts';
 import { shortName, shortRef, shortStatus } from './shorten.ts';
-import { fields, table } from './table.ts';
+import { fields } from './table.ts';
 
 /** `davit admin deployment`. */
 export function defineDeployments(command: Command, context: CommandContext): void {
@@ -169,16 +169,12 @@ function defineList(command: Command, context: CommandContext): void {
 }
 
 function printDeployments(items: readonly Deployment[], store: Store, context: CommandContext): void {
-  const { terminal } = context;
-  if (items.length === 0) {
-    terminal.note(
-      "there are no such deployments: 'davit admin deployment create --help' tells how to create one",
-    );
-    return;
-  }
   const names = projectNames(store.reads);
-  terminal.print(
-    table(terminal, items, [
+  printTable(
+    context,
+    items,
+    "there are no such deployments: 'davit admin deployment create --help' tells how to create one",
+    [
       { title: 'ID', of: ({ id }) => id },
       { title: 'PROJECT', of: ({ project_id }) => names.get(project_id) ?? project_id, shorten: shortName },
       { title: 'REF', of: ({ ref }) => ref, shorten: shortRef },
@@ -190,7 +186,7 @@ function printDeployments(items: readonly Deployment[], store: Store, context: C
       },
       { title: 'CREATED', of: ({ created_at }) => moment(context, created_at) },
       { title: 'TOOK', of: ({ duration_ms }) => (duration_ms === null ? '' : tookText(duration_ms)) },
-    ]),
+    ],
   );
 }
 

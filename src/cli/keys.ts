@@ -18,9 +18,9 @@ import {
   resolveProject,
   warnOfNamesakes,
 } from './names.ts';
-import { printJson, printMade } from './results.ts';
+import { printJson, printMade, printTable } from './results.ts';
 import { shortList, shortName } from './shorten.ts';
-import { fields, table } from './table.ts';
+import { fields } from './table.ts';
 
 /** `davit admin key`. */
 export function defineKeys(command: Command, context: CommandContext): void {
@@ -157,14 +157,12 @@ function defineList(command: Command, context: CommandContext): void {
 }
 
 function printKeys(keys: readonly Key[], store: Store, context: CommandContext): void {
-  const { terminal } = context;
-  if (keys.length === 0) {
-    terminal.note("there are no keys yet: 'davit admin key create --help' tells how to create one");
-    return;
-  }
   const names = projectNames(store.reads);
-  terminal.print(
-    table(terminal, keys, [
+  printTable(
+    context,
+    keys,
+    "there are no keys yet: 'davit admin key create --help' tells how to create one",
+    [
       { title: 'ID', of: ({ id }) => id },
       { title: 'NAME', of: ({ name }) => name, shorten: shortName },
       { title: 'SECRET', of: ({ last4 }) => `…${last4}` },
@@ -172,7 +170,7 @@ function printKeys(keys: readonly Key[], store: Store, context: CommandContext):
       { title: 'USED', of: ({ last_used_at }) => moment(context, last_used_at) || 'never' },
       { title: 'PROJECTS', of: (key) => projectsText(key, names), shorten: shortList(', ') },
       { title: 'SCOPES', of: scopesText, shorten: shortList(' ') },
-    ]),
+    ],
   );
 }
 

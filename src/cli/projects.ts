@@ -10,9 +10,9 @@ import { exactMoment, moment } from './moments.ts';
 import { nameOfProject, PROJECT_ARGUMENT, resolveProject, warnOfNamesakes } from './names.ts';
 import { defineCheckProject } from './project-check.ts';
 import { countNamed, defineCreateProject, defineSetProject, noteAwaited } from './project-settings.ts';
-import { printJson } from './results.ts';
+import { printJson, printTable } from './results.ts';
 import { shortName } from './shorten.ts';
-import { fields, table } from './table.ts';
+import { fields } from './table.ts';
 
 /** `davit admin project`. */
 export function defineProjects(command: Command, context: CommandContext): void {
@@ -60,13 +60,11 @@ function defineList(command: Command, context: CommandContext): void {
 }
 
 function printProjects(projects: readonly ProjectDetails[], context: CommandContext): void {
-  const { terminal } = context;
-  if (projects.length === 0) {
-    terminal.note("there are no projects yet: 'davit admin project create --help' tells how to create one");
-    return;
-  }
-  terminal.print(
-    table(terminal, projects, [
+  printTable(
+    context,
+    projects,
+    "there are no projects yet: 'davit admin project create --help' tells how to create one",
+    [
       { title: 'ID', of: ({ id }) => id },
       { title: 'NAME', of: ({ name }) => name, shorten: shortName },
       { title: 'STATUS', of: ({ status }) => status },
@@ -77,7 +75,7 @@ function printProjects(projects: readonly ProjectDetails[], context: CommandCont
         of: ({ command }) => (command === null ? 'none' : quoted(command)),
         shorten: shortName,
       },
-    ]),
+    ],
   );
 }
 

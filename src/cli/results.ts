@@ -1,5 +1,6 @@
 import { escapedIn } from '../printable.ts';
 import type { CommandContext } from './command.ts';
+import { type Column, table } from './table.ts';
 import type { Terminal } from './terminal.ts';
 
 /** Prints one JSON value to stdout, with the API's field names, and without control characters. */
@@ -19,6 +20,17 @@ export function printJson({ terminal }: { terminal: Pick<Terminal, 'print'> }, v
 
 function jsonOf(value: unknown): string {
   return escapedIn(JSON.stringify(value, null, 2));
+}
+
+/** Prints a table of the rows to stdout; if there are none, `whenEmpty` to stderr. */
+export function printTable<Row>(
+  { terminal }: CommandContext,
+  rows: readonly Row[],
+  whenEmpty: string,
+  columns: readonly Column<NoInfer<Row>>[],
+): void {
+  if (rows.length === 0) terminal.note(whenEmpty);
+  else terminal.print(table(terminal, rows, columns));
 }
 
 /**

@@ -15,10 +15,10 @@ import { withStore } from './database-file.ts';
 import { chosenOf, latestOf, limitOption, noteCut } from './lists.ts';
 import { moment } from './moments.ts';
 import { nameOfWebhook, resolveWebhook, WEBHOOK_ARGUMENT } from './names.ts';
-import { printJson } from './results.ts';
+import { printJson, printTable } from './results.ts';
 import { isServed } from './serving.ts';
 import { shortEvents, shortSentence } from './shorten.ts';
-import { type Colour, table } from './table.ts';
+import type { Colour } from './table.ts';
 import { deliveriesText } from './webhook-text.ts';
 
 interface ListOptions {
@@ -76,22 +76,15 @@ async function listDeliveries(
 }
 
 function printDeliveries(items: readonly Delivery[], store: Store, context: CommandContext): void {
-  const { terminal } = context;
-  if (items.length === 0) {
-    terminal.note('there are no such deliveries');
-    return;
-  }
-  terminal.print(
-    table(terminal, items, [
-      { title: 'ID', of: ({ id }) => id },
-      { title: 'EVENT', of: ({ event_type }) => event_type, shorten: shortEvents },
-      { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => STATUS_COLOURS[status] },
-      { title: 'ATTEMPTS', of: ({ attempt_count }) => String(attempt_count) },
-      { title: 'LAST', of: ({ id }) => store.reads.deliveries.lastResult(id) ?? '', shorten: shortSentence },
-      { title: 'NEXT', of: ({ next_attempt_at }) => moment(context, next_attempt_at) },
-      { title: 'CREATED', of: ({ created_at }) => moment(context, created_at) },
-    ]),
-  );
+  printTable(context, items, 'there are no such deliveries', [
+    { title: 'ID', of: ({ id }) => id },
+    { title: 'EVENT', of: ({ event_type }) => event_type, shorten: shortEvents },
+    { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => STATUS_COLOURS[status] },
+    { title: 'ATTEMPTS', of: ({ attempt_count }) => String(attempt_count) },
+    { title: 'LAST', of: ({ id }) => store.reads.deliveries.lastResult(id) ?? '', shorten: shortSentence },
+    { title: 'NEXT', of: ({ next_attempt_at }) => moment(context, next_attempt_at) },
+    { title: 'CREATED', of: ({ created_at }) => moment(context, created_at) },
+  ]);
 }
 
 const STATUS_COLOURS: Record<DeliveryStatus, Colour> = {

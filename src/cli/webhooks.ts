@@ -11,10 +11,10 @@ import { type ConfirmedOptions, confirm } from './confirm.ts';
 import { withStore } from './database-file.ts';
 import { exactMomentOf, moment } from './moments.ts';
 import { nameOfWebhook, resolveWebhook, WEBHOOK_ARGUMENT } from './names.ts';
-import { printJson } from './results.ts';
+import { printJson, printTable } from './results.ts';
 import { isServed } from './serving.ts';
 import { shortEvents, shortName, shortUrl } from './shorten.ts';
-import { type Colour, fields, table } from './table.ts';
+import { type Colour, fields } from './table.ts';
 import { defineDeliveries, defineReplay } from './webhook-deliveries.ts';
 import { definePing } from './webhook-ping.ts';
 import { deliveriesText, FAILURE_COLUMNS, keyExpiredAt, nextAttemptText } from './webhook-text.ts';
@@ -66,31 +66,24 @@ function defineList(command: Command, context: CommandContext): void {
 }
 
 function printWebhooks(webhooks: readonly WebhookBacklog[], context: CommandContext): void {
-  const { terminal } = context;
-  if (webhooks.length === 0) {
-    terminal.note('there are no webhooks: keys register them with POST /v2/webhooks');
-    return;
-  }
-  terminal.print(
-    table(terminal, webhooks, [
-      { title: 'ID', of: ({ id }) => id },
-      { title: 'URL', of: ({ url }) => url, shorten: shortUrl },
-      {
-        title: 'STATUS',
-        of: (webhook) => (isOnlyRetried(webhook, context) ? 'key expired' : webhook.status),
-        colour: (webhook) => (isOnlyRetried(webhook, context) ? 'red' : STATUS_COLOURS[webhook.status]),
-      },
-      {
-        title: 'WAITING',
-        of: (webhook) => (waitingCount(webhook) === 0 ? '' : String(waitingCount(webhook))),
-      },
-      { title: 'LAST SUCCESS', of: ({ last_success_at }) => moment(context, last_success_at) },
-      { title: 'LAST FAILURE', of: ({ last_failure_at }) => moment(context, last_failure_at) },
-      ...FAILURE_COLUMNS,
-      { title: 'KEY', of: ({ created_by }) => created_by.name, shorten: shortName },
-      { title: 'EVENTS', of: ({ events }) => events.join(' '), shorten: shortEvents },
-    ]),
-  );
+  printTable(context, webhooks, 'there are no webhooks: keys register them with POST /v2/webhooks', [
+    { title: 'ID', of: ({ id }) => id },
+    { title: 'URL', of: ({ url }) => url, shorten: shortUrl },
+    {
+      title: 'STATUS',
+      of: (webhook) => (isOnlyRetried(webhook, context) ? 'key expired' : webhook.status),
+      colour: (webhook) => (isOnlyRetried(webhook, context) ? 'red' : STATUS_COLOURS[webhook.status]),
+    },
+    {
+      title: 'WAITING',
+      of: (webhook) => (waitingCount(webhook) === 0 ? '' : String(waitingCount(webhook))),
+    },
+    { title: 'LAST SUCCESS', of: ({ last_success_at }) => moment(context, last_success_at) },
+    { title: 'LAST FAILURE', of: ({ last_failure_at }) => moment(context, last_failure_at) },
+    ...FAILURE_COLUMNS,
+    { title: 'KEY', of: ({ created_by }) => created_by.name, shorten: shortName },
+    { title: 'EVENTS', of: ({ events }) => events.join(' '), shorten: shortEvents },
+  ]);
 }
 
 const STATUS_COLOURS: Record<WebhookStatus, Colour> = { enabled: 'green', disabled: 'red' };
