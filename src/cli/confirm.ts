@@ -9,7 +9,7 @@ export interface ConfirmedOptions {
 
 /**
  * Returns only after `--yes`, or when the user says yes. Otherwise ends with exit code 1, or 2 if there is no terminal
- * to ask on. The first line of the question tells the consequence.
+ * to ask on.
  */
 export async function confirm(
   command: Command,
@@ -20,10 +20,7 @@ export async function confirm(
   if (yes === true) return;
   const answer = await terminal.ask(`${question} [y/N] `);
   if (answer === null) {
-    const [consequence = ''] = question.split('\n');
-    const stated =
-      consequence === '' ? 'this' : `${consequence.charAt(0).toLowerCase()}${consequence.slice(1)} It`;
-    misused(command, `${stated} must be confirmed, but there is no terminal to ask on: give --yes`);
+    misused(command, 'this must be confirmed, but there is no terminal to ask on: give --yes');
   }
   if (isYes(answer)) return;
   terminal.note('nothing was changed');
