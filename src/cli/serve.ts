@@ -115,8 +115,6 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
   if (service === undefined) return exit(0);
   reload = service.reload;
   if (reloadIsDue) reload();
-  // Among the JSON lines on stderr.
-  terminal.tellOutputLost(({ message }) => void warn(`the output is lost: ${message}`, config, effects));
   terminal.print(`davit listening on ${service.url}`);
   void tellSystemd('READY=1');
   releaseStartMemory(effects, 'main');

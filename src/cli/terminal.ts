@@ -13,8 +13,6 @@ export interface Terminal {
   write(bytes: Uint8Array): Promise<boolean>;
   /** Resolves when both outputs have taken everything, or cannot take more: a pipe holds only 64 KiB. */
   flushed(): Promise<void>;
-  /** From now on a loss of stdout is told to `tell`, in place of `onOutputLost`. */
-  tellOutputLost(tell: (error: Error) => void): void;
   /** Prints a line for people to stderr: a note, a warning or an error. */
   note(text: string): void;
   /** Shows a line on stderr that the next output replaces; only on a terminal that can erase one. */
@@ -50,9 +48,8 @@ export function createTerminal(
   onOutputLost: (error: Error) => void,
 ): Terminal {
   const { stdout, stderr } = streams;
-  let tellOutputLost = onOutputLost;
   stdout.on('error', (error: NodeJS.ErrnoException) => {
-    if (error.code !== 'EPIPE') tellOutputLost(error);
+    if (error.code !== 'EPIPE') onOutputLost(error);
   });
   // There is nowhere left to report it.
   stderr.on('error', () => undefined);
@@ -67,9 +64,6 @@ export function createTerminal(
     write: (bytes) => taken(stdout, bytes),
     async flushed() {
       await Promise.all([taken(stdout, ''), taken(stderr, '')]);
-    },
-    tellOutputLost(tell) {
-      tellOutputLost = tell;
     },
     note(text) {
       wipeProgress();
