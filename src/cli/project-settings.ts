@@ -274,8 +274,6 @@ function changesOf(
   const newCommand = commandOf(command, words, context);
   if (newCommand !== null && command.getOptionValueSource('command') === 'cli')
     misused(command, '--no-command and a command exclude each other');
-  if (isGiven('--no-dir', context) && isGiven('--dir', context))
-    misused(command, '--no-dir and --dir exclude each other');
   return {
     ...(name === undefined ? {} : { name: checkName(command, name) }),
     // A command in the command line takes precedence over DAVIT_NO_COMMAND.
@@ -287,13 +285,6 @@ function changesOf(
     ...(reportTimeout === undefined ? {} : { reportTimeoutMs: nullIfOff(reportTimeout) }),
     ...(policy === undefined ? {} : { policy }),
   };
-}
-
-/** Whether the option stands in the command line; of two for one setting, commander keeps only the last. */
-function isGiven(flag: string, { commandLine }: CommandContext): boolean {
-  const dashesAt = commandLine.indexOf('--');
-  const words = dashesAt < 0 ? commandLine : commandLine.slice(0, dashesAt);
-  return words.some((word) => word === flag || word.startsWith(`${flag}=`));
 }
 
 /** The words after `--`; null: none. If `--` were optional, `--env A=1 B=2` would make `B=2` the command. */
