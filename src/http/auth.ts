@@ -8,13 +8,16 @@ import { hashKeySecret, isKeySecret } from '../secrets.ts';
 import type { Caller } from '../store/keys.ts';
 import type { Reads, Store } from '../store/store.ts';
 import { addressGroup, createClientAddress } from './client-address.ts';
-import { applyRateDecision, createFailureLimiter } from './rate-limits.ts';
+import { applyRateDecision, createRateLimiter } from './rate-limits.ts';
 
 /** How often a key's `last_used_at` is written at most. */
 const USE_NOTED_EVERY_MS = 60_000;
 
 /** While the disk is full, each try is a failed transaction, and an entry in the log. */
 const TRY_AGAIN_AFTER_MS = 60_000;
+
+/** Of each address: see `addressGroup`. */
+const FAILURES = { limit: 60, windowMs: 60_000 };
 
 /**
  * Authenticates `Authorization: Bearer <API_KEY>`. Each request checks the key as of the latest commit, so a revocation,
@@ -27,7 +30,7 @@ export function authentication(
   effects: Effects,
   logger: Logger,
 ): Plugin<void> {
-  const failures = createFailureLimiter(effects);
+  const failures = createRateLimiter(FAILURES, effects, { policy: 'failed-authentication' });
   const clientAddress = createClientAddress(trustedProxies);
   /**
    * Also those whose use could not be noted a moment ago. While the disk does not answer, reads are answered all the same,

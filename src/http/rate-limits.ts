@@ -69,14 +69,6 @@ export function createRateLimiter(
   }
 }
 
-/**
- * Limits failed authentications per address: see `addressGroup`. It is asked only after a request failed to
- * authenticate, so nobody can lock out a valid key: beyond the limit, failures are answered 429 instead of 401.
- */
-export function createFailureLimiter(effects: Effects): RateLimiter {
-  return createRateLimiter({ limit: 60, windowMs: 60_000 }, effects, { policy: 'failed-authentication' });
-}
-
 /** Puts the decision's headers on the response; throws `rate_limited` if it is a refusal. */
 export function applyRateDecision(decision: RateDecision, { raw: { res } }: Pick<Request, 'raw'>): void {
   if (decision.kind === 'unlimited') return;

@@ -4,7 +4,7 @@ import { realEffects } from '../../src/effects.ts';
 import { createAnswers } from '../../src/http/answers.ts';
 import { deployments } from '../../src/http/deployments.ts';
 import { createPages } from '../../src/http/pages.ts';
-import { createFailureLimiter, createRateLimiter, type RateDecision } from '../../src/http/rate-limits.ts';
+import { createRateLimiter, type RateDecision } from '../../src/http/rate-limits.ts';
 import { createWatches } from '../../src/http/watches.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { requestJson, startHttp } from '../helpers/http.ts';
@@ -210,8 +210,8 @@ t.test(
   },
 );
 
-t.test('failed authentications are remembered for a bounded number of addresses', (t) => {
-  const limiter = createFailureLimiter(fakeEffects());
+t.test('a bounded number of callers is remembered', (t) => {
+  const limiter = createRateLimiter({ limit: 60, windowMs: 60_000 }, fakeEffects());
   for (let attempt = 0; attempt < 60; attempt++) limiter.take('192.0.2.1');
   t.equal(limiter.take('192.0.2.1').kind, 'limited');
   for (let address = 0; address < 10_000; address++) limiter.take(`2001:db8:${address.toString(16)}::/64`);
