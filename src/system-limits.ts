@@ -149,14 +149,6 @@ function leftInCgroups(): number[] {
   );
 }
 
-/** How many bytes the arguments and the environment of a program may have together, with a pointer to each: execve(2). */
-export function argumentBytesMax(): number {
-  return Math.max(ARG_MAX_LEAST_BYTES, Math.min(ARG_MAX_MOST_BYTES, limitOf('stack size') / 4));
-}
-
-const ARG_MAX_LEAST_BYTES = 128 * 1024;
-const ARG_MAX_MOST_BYTES = 6 * 1024 * 1024;
-
 /** A soft limit of this process, proc_pid_limits(5). */
 function limitOf(name: string): number {
   return numberOf(new RegExp(`^Max ${name} +(\\d+)`, 'm').exec(textOf('/proc/self/limits'))?.[1] ?? '');

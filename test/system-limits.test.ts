@@ -7,7 +7,6 @@ import t from 'tap';
 import { startService } from '../src/app.ts';
 import { realEffects } from '../src/effects.ts';
 import {
-  argumentBytesMax,
   fileSizeProblem,
   lookupThreads,
   openFilesMax,
@@ -18,7 +17,7 @@ import {
   spareFiles,
 } from '../src/system-limits.ts';
 import { COMPILE_CACHE, MAIN, place } from './helpers/cli.ts';
-import { limitFileSize, limitOpenFiles, limitProcesses, limitStack } from './helpers/limits.ts';
+import { limitFileSize, limitOpenFiles, limitProcesses } from './helpers/limits.ts';
 import { ifMayBeNobody } from './helpers/nobody.ts';
 import { ifHas } from './helpers/programs.ts';
 import { CONFIG } from './helpers/whole-service.ts';
@@ -99,23 +98,6 @@ t.test('files that are left over are for idle connections', ifHas('prlimit'), as
     lift();
   }
 });
-
-t.test('a program may have argumentBytesMax of arguments, with whatever stack', ifHas('prlimit'), (t) => {
-  for (const stackBytes of [384 * 1024, 8 * 1024 * 1024, 64 * 1024 * 1024]) {
-    const lift = limitStack(stackBytes);
-    const startWith = (bytes: number) => {
-      const count = Math.floor(bytes / ARGUMENT_BYTES);
-      return spawnSync('/bin/true', Array(count).fill('x'.repeat(ARGUMENT_BYTES - 9)), { env: {} }).error;
-    };
-    const found = [startWith(argumentBytesMax() - 2 * ARGUMENT_BYTES), startWith(argumentBytesMax())];
-    lift();
-    t.match(found, [undefined, { code: 'E2BIG' }], `of ${stackBytes}`);
-  }
-  t.end();
-});
-
-/** With its end and a pointer to it. */
-const ARGUMENT_BYTES = 1_024;
 
 const MODULE = join(import.meta.dirname, '../src/system-limits.ts');
 

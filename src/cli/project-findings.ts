@@ -1,7 +1,6 @@
 import { variableProblem } from '../deploy/environment.ts';
 import { formatDuration } from '../durations.ts';
 import type { ProjectDetails } from '../store/projects.ts';
-import { argumentBytesMax } from '../system-limits.ts';
 import { type Finding, note, ok, orOk, problem } from './findings.ts';
 import { checkFiles } from './project-files.ts';
 import type { Surroundings } from './project-surroundings.ts';
@@ -54,26 +53,8 @@ function checkVariables(project: ProjectDetails, variables: Readonly<Record<stri
           ),
         ];
   });
-  return orOk([...findings, ...checkSize(project, variables)], 'variables', names.join(' ') || 'none');
+  return orOk(findings, 'variables', names.join(' ') || 'none');
 }
-
-/** Whether all of them together, each of which is short enough, are too much for any program. */
-function checkSize({ id, command }: ProjectDetails, variables: Readonly<Record<string, string>>): Finding[] {
-  if (command === null) return [];
-  const texts = [...command, ...Object.entries(variables).map((variable) => variable.join('='))];
-  const bytes = texts.reduce((sum, text) => sum + Buffer.byteLength(text) + END_AND_POINTER_BYTES, 0);
-  const maxBytes = argumentBytesMax();
-  if (bytes <= maxBytes) return [];
-  return [
-    problem(
-      'variables',
-      `the command cannot be started: its arguments and variables have ${bytes} bytes, and the system allows ${maxBytes}`,
-      `put large values into files, and remove them here: davit admin project set ${id} --unset-env …`,
-    ),
-  ];
-}
-
-const END_AND_POINTER_BYTES = 1 + 8;
 
 /** A command that is stopped sooner can hardly do its work. */
 const SHORT_TIMEOUT_MS = 5_000;

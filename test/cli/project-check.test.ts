@@ -1,4 +1,4 @@
-import { execFileSync, type SpawnSyncReturns, spawnSync } from 'node:child_process';
+import { type SpawnSyncReturns, spawnSync } from 'node:child_process';
 import { chmodSync, chownSync, mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir, userInfo } from 'node:os';
 import { join } from 'node:path';
@@ -237,29 +237,6 @@ t.test('a stored variable that is no longer allowed is a problem', async (t) => 
   );
   t.notMatch(JSON.stringify(findings), /hidden/);
 });
-
-t.test(
-  'more variables than the system allows a program are a problem, although each may be set',
-  async (t) => {
-    const there = place(t);
-    // 6 MiB are the most that Linux allows, whatever the limit of the stack is.
-    const variables = Array.from({ length: 49 }, (_, number) => [`LARGE_${number}`, 'x'.repeat(131_000)]);
-    const file = join(there.directory, 'variables');
-    writeFileSync(file, variables.map((variable) => `${variable.join('=')}\n`).join(''));
-    await create(there, '--env-from', file, '--', 'true');
-    const { findings } = await check(there, 1);
-    t.match(
-      findings.filter(({ level }) => level === 'problem'),
-      [
-        {
-          check: 'variables',
-          message: /^the command cannot be started: .* 64\d{5} bytes, and the system allows \d+$/,
-        },
-      ],
-    );
-    t.throws(() => execFileSync('true', { env: Object.fromEntries(variables) }), { code: 'E2BIG' });
-  },
-);
 
 t.test('sound interpreters, permissions and limits are no problem', async (t) => {
   const cases: ((there: Place) => string[])[] = [

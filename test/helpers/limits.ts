@@ -17,11 +17,6 @@ export function limitFileSize(bytes: number): () => void {
   return limit('fsize', 'file size', bytes);
 }
 
-/** Limits the stack of this process and of programs that it starts, in bytes. */
-export function limitStack(bytes: number): () => void {
-  return limit('stack', 'stack size', bytes);
-}
-
 /** No file can be opened from now on, until the returned function is called. */
 export function useUpFiles(): () => void {
   const lift = limitOpenFiles(256);
