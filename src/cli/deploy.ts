@@ -5,7 +5,6 @@ import {
   type DeploymentId,
   type ProjectId,
   parseId,
-  parseRef,
   type Ref,
   randomBase62,
 } from '../domain.ts';
@@ -21,6 +20,7 @@ import { handleInterruption, type Interruption } from './deploy-interrupt.ts';
 import { deploymentLine, statusText } from './deployment-status.ts';
 import { createLogOutput } from './log-output.ts';
 import { tookText } from './moments.ts';
+import { refOf } from './names.ts';
 import { GaveUp } from './patience.ts';
 import { printJson } from './results.ts';
 
@@ -228,12 +228,6 @@ function projectIdOf(text: string): ProjectId {
       "It must be one such as prj_…, which 'davit admin project list' shows where the service is.",
     );
   return id;
-}
-
-function refOf(text: string): Ref {
-  const result = parseRef(text);
-  if (!result.ok) throw new InvalidArgumentError(`It ${result.reason}.`);
-  return result.ref;
 }
 
 function urlOf(text: string): URL {

@@ -1,12 +1,12 @@
 import type { Command } from 'commander';
 import { someSettings } from '../config.ts';
-import { DEPLOYMENT_STATUSES, type Deployment, parseRef, type Ref } from '../domain.ts';
+import { DEPLOYMENT_STATUSES, type Deployment, type Ref } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import { appending, option } from '../options.ts';
 import { ADMINISTRATOR } from '../store/administrator.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import type { Store } from '../store/store.ts';
-import { type CommandContext, explain, jsonOption, misused } from './command.ts';
+import { type CommandContext, explain, jsonOption } from './command.ts';
 import { withStore } from './database-file.ts';
 import { defineLogs } from './deployment-logs.ts';
 import { obstacleOf, STATUS_COLOURS, statusText } from './deployment-status.ts';
@@ -17,6 +17,7 @@ import {
   nameOfProject,
   PROJECT_ARGUMENT,
   projectNames,
+  refOf,
   resolveDeployment,
   resolveProject,
 } from './names.ts';
@@ -56,11 +57,10 @@ function defineCreate(command: Command, context: CommandContext): void {
     ['davit admin deployment create website v1.2.3', 'davit admin deployment create website main --json'],
   )
     .argument(...PROJECT_ARGUMENT)
-    .argument('<ref>', "a branch, a tag or a commit: whatever the project's command takes")
+    .argument('<ref>', "a branch, a tag or a commit: whatever the project's command takes", refOf)
     .addOption(jsonOption())
-    .action((text: string, refText: string, options: MakeOptions) => {
-      const ref = refOf(command, refText);
-      return make(command, options, context, (store, maxQueued) => {
+    .action((text: string, ref: Ref, options: MakeOptions) =>
+      make(command, options, context, (store, maxQueued) => {
         const project = resolveProject(store, text);
         refuseArchived(project);
         return store.writer.write('deployments.create', {
@@ -71,8 +71,8 @@ function defineCreate(command: Command, context: CommandContext): void {
           redeployOf: null,
           maxQueued,
         });
-      });
-    });
+      }),
+    );
   for (const setting of queueLimit.options()) command.addOption(setting);
 }
 
@@ -93,11 +93,6 @@ function defineRedeploy(command: Command, context: CommandContext): void {
       }),
     );
   for (const setting of queueLimit.options()) command.addOption(setting);
-}
-
-function refOf(command: Command, text: string): Ref {
-  const result = parseRef(text);
-  return result.ok ? result.ref : misused(command, `the ref ${result.reason}`);
 }
 
 function refuseArchived(project: ProjectDetails): void {

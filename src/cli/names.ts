@@ -1,5 +1,5 @@
-import type { Command } from 'commander';
-import type { Deployment, Key, ProjectId, Webhook } from '../domain.ts';
+import { type Command, InvalidArgumentError } from 'commander';
+import { type Deployment, type Key, type ProjectId, parseRef, type Ref, type Webhook } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import { printable } from '../printable.ts';
 import type { WebhookBacklog } from '../store/backlog.ts';
@@ -13,6 +13,13 @@ export const PROJECT_ARGUMENT = ['<project>', 'its id, or a name that only one p
 export const DEPLOYMENT_ARGUMENT = ['<deployment>', 'its id'] as const;
 export const WEBHOOK_ARGUMENT = ['<webhook>', 'its id, or a URL that only one webhook has'] as const;
 export const KEY_ARGUMENT = ['<key>', 'its id, or a name that only one key has'] as const;
+
+/** The parser of an argument that is a ref. Throws InvalidArgumentError. */
+export function refOf(text: string): Ref {
+  const result = parseRef(text);
+  if (!result.ok) throw new InvalidArgumentError(`It ${result.reason}.`);
+  return result.ref;
+}
 
 const NAME_MAX_LENGTH = 100;
 
