@@ -243,34 +243,24 @@ async function cancel(
   options: { json?: boolean },
   context: CommandContext,
 ): Promise<void> {
-  const { before, after, byDavit, served, hasEnded } = await withStore(
-    command,
-    context,
-    'refuse',
-    async (store) => {
-      const found = resolveDeployment(store, text);
-      const changed = await store.writer.write('deployments.cancel', { id: found.id });
-      return {
-        before: found,
-        after: changed,
-        served: await isServed(command),
-        byDavit: store.reads.deployments.running().some(({ id }) => id === found.id),
-        // Asked last: what was asked before holds as long as it is being canceled.
-        hasEnded: store.reads.deployments.existing(found.id).status !== 'canceling',
-      };
-    },
-  );
+  const { before, after, byDavit, served } = await withStore(command, context, 'refuse', async (store) => {
+    const found = resolveDeployment(store, text);
+    const changed = await store.writer.write('deployments.cancel', { id: found.id });
+    return {
+      before: found,
+      after: changed,
+      byDavit: store.reads.deployments.running().some(({ id }) => id === found.id),
+      served: await isServed(command),
+    };
+  });
   if (options.json === true) return printJson(context, after);
   const name = `deployment ${after.id} of ${after.ref}`;
   if (after.status === 'canceled') return context.terminal.print(`${name} is canceled`);
-  const isRepeated = before.status === 'canceling';
-  context.terminal.print(`${name} is ${isRepeated ? 'already ' : ''}being canceled`);
-  if (hasEnded) return;
+  const already = before.status === 'canceling' ? 'already ' : '';
+  context.terminal.print(`${name} is ${already}being canceled`);
   if (!byDavit) {
     context.terminal.note(
-      isRepeated
-        ? "note: it ends when another system reports it as failed, or by a time limit: 'davit admin project set --report-timeout'"
-        : 'note: another system carries it out, and must report its end',
+      "note: it ends when another system reports it as failed, or by a time limit: 'davit admin project set --report-timeout'",
     );
   } else if (!served) {
     context.terminal.note("note: no service is running: 'davit serve' ends it when it starts");
