@@ -94,7 +94,11 @@ export function deployments(
         path: '/v2/projects/{project_id}/deployments',
         options: routeOptions({
           scope: 'deployments:write',
-          input: { payload: bodySchema({ ref: refSchema.required().description(REF_DESCRIPTION) }) },
+          input: {
+            payload: bodySchema({ ref: refSchema.required().description(REF_DESCRIPTION) }).example({
+              ref: 'main',
+            }),
+          },
           operationId: 'createDeployment',
           summary: 'Deploy a ref',
           description:

@@ -79,11 +79,10 @@ function pathParameters(path: string): Parameter[] {
 
 function queryParameters(query: unknown): Parameter[] {
   if (!Joi.isSchema(query)) return [];
-  const { properties = {}, required = [] } = inputSchema(query);
+  const { properties = {} } = inputSchema(query);
   return Object.entries(properties).map(([name, { description, ...schema }]) => ({
     name,
     in: 'query',
-    ...(required.includes(name) ? { required: true } : {}),
     ...(description === undefined ? {} : { description }),
     schema,
   }));
@@ -92,21 +91,11 @@ function queryParameters(query: unknown): Parameter[] {
 /** Undefined where no body is expected. */
 function requestBody(payload: unknown): Operation['requestBody'] {
   if (!Joi.isSchema(payload)) return undefined;
-  const { examples, ...schema } = inputSchema(payload);
-  const example = examples?.[0] ?? exampleOfFields(schema.properties ?? {});
+  const { examples: [example] = [], ...schema } = inputSchema(payload);
   return {
     required: (payload.describe() as JoiDescription).flags?.presence === 'required',
     content: { 'application/json': { schema, example } },
   };
-}
-
-/** An example made of those of the fields that have one. */
-function exampleOfFields(properties: Record<string, JsonSchema>): Record<string, unknown> {
-  return Object.fromEntries(
-    Object.entries(properties).flatMap(([name, { examples = [] }]) =>
-      examples.length === 0 ? [] : [[name, examples[0]]],
-    ),
-  );
 }
 
 /**
@@ -123,10 +112,9 @@ interface JoiDescription {
   metas?: { jsonSchema?: JsonSchema }[];
   examples?: unknown[];
   keys?: Record<string, JoiDescription>;
-  items?: JoiDescription[];
 }
 
-function annotated(generated: JsonSchema, { metas = [], examples, keys, items }: JoiDescription): JsonSchema {
+function annotated(generated: JsonSchema, { metas = [], examples, keys }: JoiDescription): JsonSchema {
   const ours = metas.find(({ jsonSchema }) => jsonSchema !== undefined)?.jsonSchema;
   const { description, default: defaultValue } = generated;
   const schema: JsonSchema =
@@ -145,9 +133,6 @@ function annotated(generated: JsonSchema, { metas = [], examples, keys, items }:
     schema.properties = Object.fromEntries(
       Object.entries(properties).map(([name, property]) => [name, annotated(property, keys[name] ?? {})]),
     );
-  }
-  if (schema.items !== undefined && items?.[0] !== undefined) {
-    schema.items = annotated(schema.items, items[0]);
   }
   return schema;
 }
