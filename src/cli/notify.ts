@@ -13,8 +13,6 @@ const MSG_NOSIGNAL = 0x4000;
 const NAME_MAX_BYTES = 108;
 
 const RETRY_MS = 50;
-/** How long systemd may take nothing before the log says so. */
-const FULL_WARNING_MS = 5_000;
 
 export type SystemdState = 'READY=1' | 'STOPPING=1' | `EXTEND_TIMEOUT_USEC=${number}`;
 
@@ -44,9 +42,7 @@ export function createNotifier(
     const send = await sender(address, Buffer.from(state));
     let failure = send();
     // Its queue is full. sd_notify(3) blocks then, which davit must not.
-    for (let waitedMs = 0; failure === 'EAGAIN'; waitedMs += RETRY_MS) {
-      if (waitedMs === FULL_WARNING_MS)
-        warn(`systemd is not told ${state} so far: the queue of NOTIFY_SOCKET is full`);
+    while (failure === 'EAGAIN') {
       await delay(RETRY_MS, effects);
       if (newest !== state) return undefined; // which may have been sent already
       failure = send();

@@ -244,30 +244,6 @@ t.test('of the states that wait for room, systemd is told the newest', async (t)
   t.equal(message, 'STOPPING=1');
 });
 
-t.test('the log tells once that there is no room in the queue of systemd', async (t) => {
-  const { NOTIFY_SOCKET, next, fill } = startListening(t, join(place(t).directory, 'notify'));
-  const { promise: warned, resolve: warn } = Promise.withResolvers<string>();
-  let waitedMs = 0;
-  const after = (delayMs: number, tryAgain: () => void) => {
-    waitedMs += delayMs;
-    setImmediate(tryAgain);
-    return () => undefined;
-  };
-  const warnings: string[] = [];
-  const tell = createNotifier(
-    { environment: { NOTIFY_SOCKET }, effects: { ...realEffects, after } },
-    (text) => {
-      if (warnings.push(text) === 1) warn(`${text} for ${waitedMs} ms`);
-    },
-  );
-  fill();
-  const told = tell('READY=1');
-  t.equal(await warned, 'systemd is not told READY=1 so far: the queue of NOTIFY_SOCKET is full for 5000 ms');
-  while ((await next()) !== 'READY=1');
-  await told;
-  t.equal(warnings.length, 1);
-});
-
 t.test('systemd is asked for more time during a migration', async (t) => {
   const { directory, dbPath } = place(t);
   makeOlder(dbPath);
