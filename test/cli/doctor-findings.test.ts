@@ -177,9 +177,6 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
     INSERT INTO attempts VALUES ('dlv_1', 1, 1, NULL, 'connection_refused', 1, NULL, NULL, 'schedule');`;
   const keyEnds = (at: number, lifeMs = 90 * 24 * HOUR_MS) =>
     `UPDATE keys SET created_at = ${at - lifeMs}, expires_at = ${at};`;
-  const keyLike = (id: string, endsLaterMs: number) => `
-    INSERT INTO keys (id, name, scopes, all_projects, created_at, expires_at)
-    SELECT '${id}', 'another', scopes, 1, created_at, expires_at + ${endsLaterMs} FROM keys LIMIT 1;`;
   const none = null;
   const cases: [
     sql: string,
@@ -326,19 +323,13 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
       'ok',
       /^1 of them, each command can be started$/,
     ],
-    ['', none, 'keys', 'ok', /^1 of them, none expires$/],
+    ['', none, 'keys', 'ok', /^1 of them, none expires soon$/],
     [keyEnds(nowMs - 1), none, 'keys', 'note', /^key ci \(key_\w+\) expired at 20\S+Z$/],
-    [keyEnds(nowMs - 15 * 24 * HOUR_MS), none, 'keys', 'ok', /^0 of them, none expires$/],
+    [keyEnds(nowMs - 15 * 24 * HOUR_MS), none, 'keys', 'ok', /^0 of them, none expires soon$/],
     [`UPDATE keys SET revoked_at = 1;${keyEnds(nowMs - 1)}`, none, 'keys', 'ok', /^0 of them/],
     [keyEnds(nowMs + 13 * 24 * HOUR_MS), none, 'keys', 'problem', /^key ci \(key_\w+\) expires at 20\S+Z$/],
     [keyEnds(nowMs + 15 * 24 * HOUR_MS), none, 'keys', 'ok', /^1 of them/],
-    [
-      keyEnds(nowMs + HOUR_MS, 3 * HOUR_MS) + keyLike('key_2', -1) + keyLike('key_3', 2),
-      none,
-      'keys',
-      'ok',
-      /^3 of them, the first to expire is key another \(key_2\), at 20\S+Z$/,
-    ],
+    [keyEnds(nowMs + HOUR_MS, 3 * HOUR_MS), none, 'keys', 'ok', /^1 of them, none expires soon$/],
     [
       keyEnds(nowMs + HOUR_MS, 5 * HOUR_MS),
       none,
