@@ -1,6 +1,5 @@
 import { addAbortSignal, type Readable, type Writable } from 'node:stream';
 import { INPUT_MAX_BYTES, tooLarge } from '../read-bounded.ts';
-import { displayWidth } from './shorten.ts';
 
 /** The input and the outputs of a command: all that it reads and writes passes here. */
 export interface Terminal {
@@ -29,7 +28,7 @@ export interface Terminal {
   readonly canAsk: boolean;
   /**
    * Asks on stderr and waits for a line; null: nobody can be asked. When `signal` aborts, the question counts as
-   * answered with an empty line, and goes away, if the terminal can erase it.
+   * answered with an empty line.
    */
   ask(question: string, signal?: AbortSignal): Promise<string | null>;
 }
@@ -106,8 +105,7 @@ export function createTerminal(
         for await (const chunk of streams.stdin) return String(chunk).trim();
       } catch (error) {
         if (signal?.aborted !== true) throw error;
-        const isOneLine = displayWidth(question) < columnsOf(stderr);
-        stderr.write(isOneLine && !isDumb ? WIPE_LINE : '\n');
+        stderr.write('\n');
       }
       return '';
     },

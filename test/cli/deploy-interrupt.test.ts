@@ -337,7 +337,7 @@ t.test('on a terminal, ^C asks whether to cancel the deployment', needsTerminal,
   await untilLogged(`${shared.url}/v2/deployments/${last?.id}/logs`, key, 'more');
   writeFileSync(join(directory, 'end'), '');
   t.strictSame(await once(meanwhile.terminal, 'exit'), [0, null], 'nor does it if the log waits for it');
-  await meanwhile.shown.until(/\[y\/N\] \r.\[Kmore\s+deployment \S+ of slow: succeeded in/);
+  await meanwhile.shown.until(/\[y\/N\] \s+more\s+deployment \S+ of slow: succeeded in/);
   for (const name of ['started', 'end']) rmSync(join(directory, name));
 });
 
