@@ -1,4 +1,4 @@
-import type { Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { printable } from '../printable.ts';
 import { withoutSecrets } from '../secrets.ts';
 import { missingOption } from './command.ts';
@@ -36,9 +36,7 @@ function withoutValue(message: string): string {
 function withSuggestion(message: string, command: Command): string {
   if (message.startsWith('error: too many arguments')) {
     const missing = missingOption(command);
-    if (missing !== undefined) return `${message}, and '${missing.flags}' is missing`;
-    const repeatable = repeatableOption(command);
-    return repeatable === undefined ? message : `${message}: repeat ${repeatable.long} for each value`;
+    return missing === undefined ? message : `${message}, and '${missing.flags}' is missing`;
   }
   const [, kind, word = ''] = /^error: unknown (option|command) '(.*)'$/s.exec(message) ?? [];
   if (kind === undefined) return message;
@@ -61,31 +59,6 @@ function withSuggestion(message: string, command: Command): string {
   // The option exists, but was given a value, as in `--wait=yes`.
   if (kind === 'option' && meant === word) return `error: option '${word}' takes no value`;
   return `${message}: did you mean ${meant}?`;
-}
-
-/**
- * An option that was given, and would take the word that is too many if it was given again; undefined: there is none. That
- * word may as well be a second webhook, or a port, beside an option whose values are others.
- */
-function repeatableOption(command: Command): Option | undefined {
-  const word = command.args[command.registeredArguments.length] ?? '';
-  return command.options.find(
-    (one) =>
-      !one.variadic &&
-      one.description.includes('may be repeated') &&
-      command.getOptionValueSource(one.attributeName()) === 'cli' &&
-      isValueOf(one, word),
-  );
-}
-
-function isValueOf({ argChoices, parseArg }: Option, word: string): boolean {
-  if (argChoices !== undefined) return argChoices.includes(word);
-  try {
-    parseArg?.(word, undefined);
-    return true;
-  } catch {
-    return false;
-  }
 }
 
 function optionsOf(command: Command): Map<string, string> {
