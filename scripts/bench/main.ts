@@ -6,7 +6,7 @@ import { describeMachine, machineText } from './machine.ts';
 import { type Bench, type Measure, type Row, rowMissing } from './measure.ts';
 import { accept } from './measures/accept.ts';
 import { claim } from './measures/claim.ts';
-import { commands } from './measures/commands.ts';
+import { commands, commandsByDefault } from './measures/commands.ts';
 import { deliveries } from './measures/deliveries.ts';
 import { executable } from './measures/executable.ts';
 import { firstByte } from './measures/first-byte.ts';
@@ -34,6 +34,7 @@ const MEASURES: readonly Measure[] = [
   firstByte,
   claim,
   commands,
+  commandsByDefault,
   trigger,
   start,
   memory,

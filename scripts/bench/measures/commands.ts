@@ -21,9 +21,7 @@ import { laminar } from '../peers/laminar.ts';
 import { startWebhook } from '../peers/webhook.ts';
 import { childOf, findProgram, outputOf } from '../processes.ts';
 
-/** Commands at a time, the same for all contenders. */
-const CONCURRENCY = 8;
-const PROJECTS = 2 * CONCURRENCY;
+const PROJECTS = 16;
 const RESIDENT_BYTES = 250e6;
 /** For each second of a round, and each project. */
 const DEPLOYMENTS_PER_SECOND = 25;
@@ -37,45 +35,52 @@ const WEBHOOK = "Debian's webhook, keeps no record";
 
 type Figure = 'perSecond' | 'loopP99Ms' | 'residentMb';
 
+export const commands = commandsAtATime('commands', 8);
+
+/** As many as davit runs by default. There the chain of one command's steps decides, more than what they cost. */
+export const commandsByDefault = commandsAtATime('commands-2', 2);
+
 /**
  * Deployments of /bin/true wait in paused projects, which are then resumed. A round lasts from the first start to the
- * last end that davit recorded.
+ * last end that davit recorded. `concurrency`: commands at a time, the same for all contenders.
  */
-export const commands: Measure = {
-  name: 'commands',
-  title: `commands a second, /bin/true, ${CONCURRENCY} at a time, with the service at 250 MB resident`,
-  async run(bench) {
-    const spawns = childOf(bench, 'spawns');
-    const large = childOf(bench, 'spawns');
-    const contenders: (Contender<Figure> | Missing)[] = [
-      await davitAt250Mb(bench),
-      await posixSpawn(bench),
-      spawning(NODE_SMALL, spawns, 0),
-      spawning(NODE, large, RESIDENT_BYTES),
-      await laminar(bench, LAMINAR, CONCURRENCY),
-      await debiansWebhook(bench),
-    ];
-    const results = await alternate(bench, contenders, { rehearse: !bench.quick });
-    const against = rowsAgainst(results, contenders, DAVIT);
-    return [
-      figureRow(DAVIT, '/s', samplesOf(results, DAVIT, 'perSecond')),
-      rowBelow(`${DAVIT}, event loop delay, p99`, 'ms', samplesOf(results, DAVIT, 'loopP99Ms'), 10),
-      figureRow(`${DAVIT}, resident (RSS)`, 'MB', samplesOf(results, DAVIT, 'residentMb')),
-      against(POSIX, 0.5),
-      against(LAMINAR, 5),
-      against(WEBHOOK),
-      against(NODE_SMALL),
-      against(NODE),
-    ];
+function commandsAtATime(name: string, concurrency: number): Measure {
+  return {
+    name,
+    title: `commands a second, /bin/true, ${concurrency} at a time, with the service at 250 MB resident`,
+    async run(bench) {
+      const spawns = childOf(bench, 'spawns');
+      const large = childOf(bench, 'spawns');
+      const contenders: (Contender<Figure> | Missing)[] = [
+        await davitAt250Mb(bench, concurrency),
+        await posixSpawn(bench, concurrency),
+        spawning(NODE_SMALL, spawns, 0),
+        spawning(NODE, large, RESIDENT_BYTES),
+        await laminar(bench, LAMINAR, concurrency),
+        await debiansWebhook(bench, concurrency),
+      ];
+      const results = await alternate(bench, contenders, { rehearse: !bench.quick });
+      const against = rowsAgainst(results, contenders, DAVIT);
+      return [
+        figureRow(DAVIT, '/s', samplesOf(results, DAVIT, 'perSecond')),
+        rowBelow(`${DAVIT}, event loop delay, p99`, 'ms', samplesOf(results, DAVIT, 'loopP99Ms'), 10),
+        figureRow(`${DAVIT}, resident (RSS)`, 'MB', samplesOf(results, DAVIT, 'residentMb')),
+        against(POSIX, 0.5),
+        against(LAMINAR, 5),
+        against(WEBHOOK),
+        against(NODE_SMALL),
+        against(NODE),
+      ];
 
-    function spawning(name: string, child: typeof spawns, residentBytes: number): Contender<Figure> {
-      const request = { seconds: bench.seconds, concurrency: CONCURRENCY, residentBytes };
-      return { name, run: () => child.call(request satisfies SpawnsRequest) };
-    }
-  },
-};
+      function spawning(contender: string, child: typeof spawns, residentBytes: number): Contender<Figure> {
+        const request = { seconds: bench.seconds, concurrency, residentBytes };
+        return { name: contender, run: () => child.call(request satisfies SpawnsRequest) };
+      }
+    },
+  };
+}
 
-async function davitAt250Mb(bench: Bench): Promise<Contender<Figure>> {
+async function davitAt250Mb(bench: Bench, concurrency: number): Promise<Contender<Figure>> {
   const directory = join(bench.directory, 'davit');
   const file = openFile(directory);
   bench.defer(file.close);
@@ -90,7 +95,7 @@ async function davitAt250Mb(bench: Bench): Promise<Contender<Figure>> {
   heedNodeOptions(executable);
   const davit = await serveFor(bench, directory, {
     executable,
-    options: ['--max-concurrent', String(CONCURRENCY)],
+    options: ['--max-concurrent', String(concurrency)],
     environment: {
       NODE_OPTIONS: `--require ${JSON.stringify(join(import.meta.dirname, '../children/probe.cjs'))}`,
       BENCH_RESIDENT_BYTES: String(RESIDENT_BYTES),
@@ -136,17 +141,20 @@ async function davitAt250Mb(bench: Bench): Promise<Contender<Figure>> {
   }
 }
 
-async function posixSpawn({ directory, seconds }: Bench): Promise<Contender<Figure> | Missing> {
+async function posixSpawn(
+  { directory, seconds }: Bench,
+  concurrency: number,
+): Promise<Contender<Figure> | Missing> {
   const compiler = findProgram('gcc');
   if (compiler === undefined)
     return { name: POSIX, missing: 'gcc is not installed: apt-get install gcc libc6-dev' };
   const program = join(directory, 'posix-spawn');
   await outputOf(compiler, ['-O2', '-o', program, join(import.meta.dirname, '../children/posix-spawn.c')]);
-  const words = [String(seconds), String(CONCURRENCY)];
+  const words = [String(seconds), String(concurrency)];
   return { name: POSIX, run: async () => ({ perSecond: Number(await outputOf(program, words)) }) };
 }
 
-async function debiansWebhook(bench: Bench): Promise<Contender<Figure> | Missing> {
+async function debiansWebhook(bench: Bench, concurrency: number): Promise<Contender<Figure> | Missing> {
   const webhook = await startWebhook(bench, '/bin/true');
   if ('missing' in webhook) return { name: WEBHOOK, ...webhook };
   const load = childOf(bench, 'load');
@@ -155,7 +163,7 @@ async function debiansWebhook(bench: Bench): Promise<Contender<Figure> | Missing
     method: 'POST',
     headers: {},
     body: '{"ref":"v1.2.3"}',
-    connections: CONCURRENCY,
+    connections: concurrency,
     seconds: bench.seconds,
     warmUpSeconds: 0,
   };
