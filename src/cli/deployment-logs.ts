@@ -1,3 +1,4 @@
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Command } from 'commander';
 import { type Deployment, isTerminal } from '../domain.ts';
 import { delay } from '../effects.ts';
@@ -86,6 +87,8 @@ async function followLog({ id }: Deployment, store: Store, context: CommandConte
     }
     const stopListening = closeAtSignal(store, context);
     while (store.reads.instance.dataVersion() === version) await delay(POLL_EVERY_MS, effects);
+    // A signal that has come since the event loop looked for any would be lost with its listener.
+    await nextTurn();
     stopListening();
   }
 }

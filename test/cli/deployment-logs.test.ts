@@ -1,5 +1,7 @@
 import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
+import { readFileSync } from 'node:fs';
+import { setTimeout as delay } from 'node:timers/promises';
 import t from 'tap';
 import { whyItMayTake } from '../../src/cli/deployment-logs.ts';
 import { resolveDeployment } from '../../src/cli/names.ts';
@@ -10,6 +12,9 @@ import { childrenOf } from '../helpers/commands.ts';
 import { ifMayUnshare, OWN_PROCESSES } from '../helpers/namespaces.ts';
 import { endOf, newDeployment, PROJECT } from '../helpers/store.ts';
 import { needsTerminal, onTerminal, shownBy } from '../helpers/terminal.ts';
+
+/** After the longest wait of a follower between two looks at the log. */
+const LOOK_IS_DUE_MS = 250;
 
 const logsOf = (id: string, ...options: string[]) => ['admin', 'deployment', 'logs', id, ...options];
 
@@ -70,6 +75,22 @@ t.test('^C ends a follower, and the shell that waits for it', needsTerminal, asy
     ['\u0003', /\^C[\s\S]*[#$] $/],
   ]);
   t.notMatch(shown, /went on/);
+});
+
+t.test('a signal that a follower gets at the moment of its next look at the log ends it, too', async (t) => {
+  const there = place(t);
+  const id = await runningWithLog(there, Buffer.from('one\n'));
+  const follower = follow(there, id);
+  t.teardown(() => follower.child.kill('SIGKILL'));
+  const ended = once(follower.child, 'exit');
+  await follower.said('one\n');
+  while (!listensToHangup(follower.child.pid)) await delay(1);
+  follower.child.kill('SIGSTOP');
+  await inFile(there, ({ writer }) => writer.write('logs.append', append(id, Buffer.from('two\n'), 4)));
+  await delay(LOOK_IS_DUE_MS);
+  follower.child.kill('SIGHUP');
+  follower.child.kill('SIGCONT');
+  t.strictSame(await ended, [null, 'SIGHUP']);
 });
 
 t.test(
@@ -136,6 +157,12 @@ t.test('another system is said to carry out what davit does not run, unless it h
     t.match(whyItMayTake(running, store, true), /another system/);
   });
 });
+
+/** Whether a process listens to SIGHUP, the last bit of proc_pid_status(5). Node itself listens to some others. */
+function listensToHangup(processId = 0): boolean {
+  const caught = /^SigCgt:\s*[\da-f]+([\da-f])$/m.exec(readFileSync(`/proc/${processId}/status`, 'utf8'));
+  return (Number.parseInt(caught?.[1] ?? '', 16) & 1) !== 0;
+}
 
 /** A deployment that succeeded, with this log. */
 async function withLog(there: Place, bytes: Buffer): Promise<DeploymentId> {
