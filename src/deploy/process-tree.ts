@@ -15,6 +15,8 @@ import { type TerminationDisposition, terminationDisposition, visitProcesses } f
 interface ProcessTree {
   deploymentId: string;
   leader: ProcessIdentity | undefined;
+  /** Whether the leader ran until just now, so that no other process can have its id; else that is found out. */
+  ownsId?: boolean;
 }
 
 interface StopOptions {
@@ -125,10 +127,11 @@ interface Members {
   areGone(onFound?: (stat: ProcessStat) => void): Promise<boolean>;
 }
 
-function membersOf({ deploymentId, leader }: ProcessTree, effects: Effects): Members {
+function membersOf({ deploymentId, leader, ownsId }: ProcessTree, effects: Effects): Members {
   const known = new Set<string>();
   // A session and a group have the id of their leader. While they have a member, no other process can be given that id.
-  let sessionId = leader !== undefined && stillOwnsId(leader) ? leader.processId : undefined;
+  let sessionId =
+    leader !== undefined && (ownsId === true || stillOwnsId(leader)) ? leader.processId : undefined;
   let isGroupKilled = false;
 
   return { find, killGroup, areGone };

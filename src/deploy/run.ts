@@ -126,7 +126,7 @@ async function supervise(
         (stopping.shutdownAtMs() ?? Number.POSITIVE_INFINITY) + SHUTDOWN_KILL_GRACE_MS - startedAtMs,
       );
     return stopTree(
-      { deploymentId, leader: started.identity },
+      { deploymentId, leader: started.identity, ownsId: true },
       { graceMs, effects, spareWhenExited, onStuck: context.onStuck },
     );
   }

@@ -51,6 +51,14 @@ t.test('a command that a signal ends leaves no process behind, in its session or
   t.strictSame(await marked(command.deploymentId), []);
 });
 
+t.test('nor one of its session without its environment, also where ids were reused', async (t) => {
+  const script = 'env -i sleep 1000 & echo $!; kill -KILL $$';
+  const command = startRun(t, spawner, ['sh', '-c', script]);
+  t.strictSame(await command.outcome, { kind: 'signalled', signal: 'SIGKILL' });
+  const left = processIdentity(Number(command.output()));
+  t.notOk(left !== undefined && isAlive(left) && process.kill(left.processId));
+});
+
 t.test('stdout and stderr are logged in their true order', async (t) => {
   const command = startRun(t, spawner, [fixture('alternates')]);
   t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
