@@ -59,7 +59,7 @@ type StopCause = StopRequest | 'timeout' | 'idleTimeout' | 'failure';
 
 /**
  * Runs one command until it is over. Processes that a command leaves running when it exits by itself are not stopped:
- * they may be daemons that are meant to stay. Those of a command that a signal ends are.
+ * they may be daemons that are meant to stay. If a signal ends it, they are stopped, too.
  */
 export function run(request: RunRequest, context: RunContext): Run {
   const stopping = createStopping(context.effects);

@@ -16,7 +16,7 @@ const USE_NOTED_EVERY_MS = 60_000;
 /** While the disk is full, each try is a failed transaction, and an entry in the log. */
 const TRY_AGAIN_AFTER_MS = 60_000;
 
-/** Of each address: see `addressGroup`. */
+/** Of each address: see `addressGroup`. Counted only once a request failed to authenticate: nobody locks a valid key out. */
 const FAILURES = { limit: 60, windowMs: 60_000 };
 
 /**
