@@ -178,10 +178,11 @@ const SCRIPTS_MAX = 5;
 function contentProblem(path: string, request: SpawnRequest, scripts = 0): StartProblem | undefined {
   const beginning = beginningOf(path);
   if (beginning === undefined) return undefined;
-  if (isNoProgram(beginning)) return { kind: 'notAProgram', path };
+  const loader = loaderIn(beginning);
+  // Without a name the file was cut off before it.
+  if (isNoProgram(beginning) || loader === '') return { kind: 'notAProgram', path };
   const interpreter = firstLineIn(beginning)?.interpreter;
   if (interpreter === undefined) {
-    const loader = loaderIn(beginning);
     return loader === undefined
       ? undefined
       : neededProblem(loader, request, { kind: 'noLoader', path, loader });

@@ -87,7 +87,8 @@ export function loaderIn(beginning: Buffer): string | undefined {
     if (beginning.readUInt32LE(at) !== PT_INTERP) continue;
     const from = sizeAt(at + fields.offset);
     const path = beginning.toString('utf8', from, from + sizeAt(at + fields.bytes));
-    return path.endsWith('\0') ? path.slice(0, -1) : undefined;
+    // To the kernel, too, it ends at the first NUL.
+    return path.endsWith('\0') ? path.slice(0, path.indexOf('\0')) : undefined;
   }
   return undefined;
 }
