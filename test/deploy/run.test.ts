@@ -52,7 +52,8 @@ t.test('a command that a signal ends leaves no process behind, in its session or
 });
 
 t.test('nor one of its session without its environment, also where ids were reused', async (t) => {
-  const script = 'env -i sleep 1000 & echo $!; kill -KILL $$';
+  // It has no environment by the time it kills the command: before that it would be found by its marker.
+  const script = 'env -i sh -c "echo \\$\\$; kill -KILL $$; exec sleep 1000" & wait';
   const command = startRun(t, spawner, ['sh', '-c', script]);
   t.strictSame(await command.outcome, { kind: 'signalled', signal: 'SIGKILL' });
   const left = processIdentity(Number(command.output()));
