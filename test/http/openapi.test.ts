@@ -73,11 +73,11 @@ t.test('the OpenAPI description', async (t) => {
     t.strictSame(operations.map(({ name }) => name).sort(), ENDPOINTS);
   });
 
-  t.test('has every path that a route in src/http/ has: one without `routeOptions` fails here', async (t) => {
+  t.test('has every route that src/http/ has: one without `routeOptions` fails here', async (t) => {
     const sources = readdirSync(HTTP).map((name) => readFileSync(join(HTTP, name), 'utf8'));
-    const paths = [...sources.join().matchAll(/path: '(\/v2\/[^']+)'/g)].map(([, path]) => path);
-    const described = Object.keys(document.paths).filter((path) => path.startsWith('/v2/'));
-    t.strictSame([...new Set(paths)].sort(), described.sort());
+    const routes = [...sources.join().matchAll(/method: '(\w+)',\s+path: '(\/v2\/[^']+)'/g)];
+    const described = operations.map(({ name }) => name).filter((name) => name.includes(' /v2/'));
+    t.strictSame(routes.map(([, method, path]) => `${method} ${path}`).sort(), described.sort());
   });
 
   t.test('passes the recommended rules of Redocly, warnings included', async (t) => {
