@@ -167,7 +167,7 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
           },
           errors: {
             rate_limited:
-              'Too many requests, or too many replays of this webhook are open, or of this key being counted.',
+              'Too many requests, or too many replays of this webhook are open, or of this key are being counted.',
           },
         }),
         handler(request, h) {

@@ -270,10 +270,10 @@ export function replayWrites({ database, effects, changed }: WriteContext) {
 const RETRY_AFTER_SECONDS = 30;
 
 function tooMany(which: TooMany, { status }: Webhook): AppError {
-  const replays = which === 'ofKey' ? 'of this key are' : 'of this webhook are open or';
+  const replays = which === 'ofKey' ? 'of this key are being counted' : 'of this webhook are open';
   const areHeld = which === 'ofWebhook' && status === 'disabled';
-  const remedy = areHeld ? 'open ones wait until it is enabled' : 'wait for them';
-  return new AppError('rate_limited', `too many replays ${replays} being counted: ${remedy}`, {
+  const remedy = areHeld ? 'they wait until it is enabled' : 'wait for them';
+  return new AppError('rate_limited', `too many replays ${replays}: ${remedy}`, {
     retryAfterSeconds: RETRY_AFTER_SECONDS,
   });
 }

@@ -88,9 +88,7 @@ function contractOf(document: OpenApiDocument): Contract {
   function operationOf(method: string, path: string): Operation | undefined {
     const { item } = templates.find(({ pattern }) => pattern.test(path)) ?? {};
     const name = METHODS.find((name) => name === (method === 'HEAD' ? 'get' : method.toLowerCase()));
-    const operation = name === undefined ? undefined : item?.[name];
-    // Routes that only a test has say nothing of themselves.
-    return operation?.summary === '' ? undefined : operation;
+    return name === undefined ? undefined : item?.[name];
   }
 
   /** A route of a test's own may answer what it likes, but for errors. */

@@ -85,7 +85,7 @@ t.test('of many replays at once ten are counted, and none of a webhook with ten 
     t.equal(plan.count, 'ofWebhook');
     await t.rejects(store.writer.write('replays.create', plan), {
       code: 'rate_limited',
-      message: 'too many replays of this webhook are open or being counted: wait for them',
+      message: 'too many replays of this webhook are open: wait for them',
     });
   }
   t.strictSame(store.dump(), before);
@@ -320,15 +320,14 @@ t.test(
     const before = store.dump();
     await t.rejects(newReplay(store, effects, id), {
       code: 'rate_limited',
-      message: /being counted: wait for them$/,
+      message: /are open: wait for them$/,
       retryAfterSeconds: 30,
     });
     t.strictSame(store.dump(), before);
     await setStatus(store, id, 'disabled');
     await t.rejects(newReplay(store, effects, id), {
       code: 'rate_limited',
-      message:
-        'too many replays of this webhook are open or being counted: open ones wait until it is enabled',
+      message: 'too many replays of this webhook are open: they wait until it is enabled',
     });
   },
 );
