@@ -1,22 +1,16 @@
-import { type ClockSetting, createClockHistory, createWatchedClock } from '../clock.ts';
+import { createClockHistory, createWatchedClock } from '../clock.ts';
 import type { WebhookId } from '../domain.ts';
-import { MINUTE_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
 import { createSlots } from '../slots.ts';
 import { type Change, enabledWebhookOf, webhookOf } from '../store/changes.ts';
-import type { Claim, DueDelivery, PendingWebhook } from '../store/outbox.ts';
-import {
-  DISABLE_AFTER_FAILING_MS,
-  type PendingPosition,
-  type SettledAndDisabled,
-  type Settlement,
-} from '../store/settlements.ts';
-import { inSteps } from '../store/steps.ts';
+import type { Claim, DueDelivery } from '../store/outbox.ts';
+import { DISABLE_AFTER_FAILING_MS, type SettledAndDisabled, type Settlement } from '../store/settlements.ts';
 import type { Reads } from '../store/store.ts';
 import { type Writer, writePersistently } from '../store/writer.ts';
 import { createLanes, type Lane, type Turn } from './lanes.ts';
 import type { DeliveryMetrics } from './metrics.ts';
+import { createRescheduling } from './rescheduling.ts';
 import { nextAttempt, type RetrySchedule } from './retry.ts';
 import type { Sender, SendOutcome } from './send.ts';
 import { signedHeaders } from './sign.ts';
@@ -56,12 +50,6 @@ const BACKLOG_BATCH_MIN = 2;
 const RESCAN_EVERY_MS = 60_000;
 
 /**
- * How far beyond the window a retry may lie without being rescheduled: steps of the clock below a second are not
- * noticed, and one that sends last attempts a window early exhausts their deliveries.
- */
-const BEYOND_TOLERANCE_MS = MINUTE_MS;
-
-/**
  * Drains the outbox: claim, sign, send, settle. Due deliveries are rows, attempts under way are only in memory: after a
  * crash between sending and settling a delivery is sent again, which receivers can tell by the event's id. Which
  * webhooks have something due is kept in memory too, updated by what commits report: reading them all at each commit
@@ -72,19 +60,15 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   const lanes = createLanes(effects, reads.outbox.history);
   const startedAtMs = effects.now();
   const clockHistory = createClockHistory(reads.instance.clockSettings(startedAtMs));
+  const rescheduling = createRescheduling({ reads, writer, schedule, effects, logger, track });
   const now = createWatchedClock(effects, (byMs, atMs) => {
     clockHistory.add(byMs, atMs);
-    followClock({ atMs, byMs });
+    rescheduling.followClock({ atMs, byMs });
   });
-  const furthestMs = schedule.windowMs + BEYOND_TOLERANCE_MS;
   const running = createSlots<Promise<void>>();
-  let queuedWalks = 0;
-  let lastWalk = Promise.resolve();
-  let lastRecord = Promise.resolve();
   /** Those that commits have reported since the last tick. */
   let changedWebhooks: WebhookId[] = [];
   let isRescanDue = true;
-  let isFirstScan = true;
   let rescannedAtMs = 0;
   let backlogBatch = BATCH_MAX;
   /** When the first wake since the last tick was. */
@@ -92,7 +76,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
 
   writer.onCommit(noteChanges);
   const setBackMs = reads.instance.setBackMs(startedAtMs);
-  if (setBackMs > 0) followClock({ atMs: startedAtMs, byMs: -setBackMs });
+  if (setBackMs > 0) rescheduling.followClock({ atMs: startedAtMs, byMs: -setBackMs });
 
   return { tick, settled };
 
@@ -304,7 +288,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     for (const change of changes) {
       const webhookId = webhookOf(change);
       const enabledId = enabledWebhookOf(change);
-      if (enabledId !== undefined) queueWalk(() => hurry(enabledId));
+      if (enabledId !== undefined) rescheduling.hurry(enabledId);
       if (webhookId !== undefined) changedWebhooks.push(webhookId);
       else if (change === 'outbox' || change === 'everything') isRescanDue = true;
       else continue;
@@ -318,67 +302,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     rescannedAtMs = effects.monotonicMs();
     const pending = reads.outbox.pendingWebhooks();
     lanes.replace(pending, nowMs);
-    if (isFirstScan) resumeHurrying(pending, nowMs);
-    isFirstScan = false;
-    // Retries can lie beyond the window if, while davit was down, the clock was set back or the window was shortened.
-    const isBeyond = pending.some(({ last_attempt_at }) => last_attempt_at > nowMs + furthestMs);
-    if (!isBeyond || queuedWalks > 0) return;
-    const window_ms = schedule.windowMs;
-    logger.warn({ window_ms }, 'retries were scheduled beyond the window: they are rescheduled');
-    queueWalk(() => reschedule(0));
-  }
-
-  /**
-   * Records that the clock was set and, if back, reschedules retries. That comes first, so that the next start finds out
-   * that it was set back if davit ends before. What `clockHistory` tells depends on the order of the records.
-   */
-  function followClock(setting: ClockSetting): void {
-    const earlierOnes = lastRecord;
-    const record = async () => {
-      await earlierOnes;
-      await writePersistently(writer, 'instance.clockWasSet', setting, effects);
-    };
-    const { byMs } = setting;
-    if (byMs >= 0) {
-      lastRecord = track(record(), 'a change of the clock could not be recorded');
-      return;
-    }
-    logger.warn({ by_ms: -byMs }, 'the clock was set back: pending retries are rescheduled');
-    queueWalk(async () => {
-      await reschedule(-byMs);
-      await record();
-    });
-    lastRecord = lastWalk;
-  }
-
-  /** Walks through retries run one after the other: one that is further on would miss what another moves to earlier. */
-  function queueWalk(steps: () => Promise<void>): void {
-    queuedWalks += 1;
-    const ended = lastWalk.then(steps).finally(() => {
-      queuedWalks -= 1;
-    });
-    lastWalk = track(ended, 'retries could not be rescheduled, or a change of the clock not recorded');
-  }
-
-  /** After the clock was set back by `byMs`: moves retries back as much, and makes those beyond the window due. */
-  async function reschedule(byMs: number): Promise<void> {
-    await inSteps<PendingPosition>((after) =>
-      writePersistently(writer, 'outbox.setBack', { byMs, furthestMs, after }, effects),
-    );
-  }
-
-  /** Completes `hurry` for webhooks that were enabled just before davit ended. */
-  function resumeHurrying(pending: readonly PendingWebhook[], nowMs: number): void {
-    for (const { webhook_id: webhookId } of pending) {
-      if (reads.outbox.isUnhurried(webhookId, nowMs)) queueWalk(() => hurry(webhookId));
-    }
-  }
-
-  /** Makes due now what was waiting for a retry when the webhook was enabled. */
-  async function hurry(webhookId: WebhookId): Promise<void> {
-    await inSteps<PendingPosition>((after) =>
-      writePersistently(writer, 'outbox.hurry', { webhookId, after }, effects),
-    );
+    rescheduling.catchUp(pending, nowMs);
   }
 }
 
