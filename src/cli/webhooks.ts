@@ -184,7 +184,7 @@ async function setStatus(
  * of this change, if it runs.
  */
 async function retryNow({ writer }: Store, webhookId: WebhookId): Promise<void> {
-  await inSteps<PendingPosition>((after) => writer.write('outbox.hurry', { webhookId, after }));
+  await inSteps<PendingPosition>((after) => writer.write('outbox.retryNow', { webhookId, after }));
 }
 
 function consequence(before: WebhookBacklog, after: WebhookBacklog): string {

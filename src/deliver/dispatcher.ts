@@ -288,7 +288,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     for (const change of changes) {
       const webhookId = webhookOf(change);
       const enabledId = enabledWebhookOf(change);
-      if (enabledId !== undefined) rescheduling.hurry(enabledId);
+      if (enabledId !== undefined) rescheduling.retryNow(enabledId);
       if (webhookId !== undefined) changedWebhooks.push(webhookId);
       else if (change === 'outbox' || change === 'everything') isRescanDue = true;
       else continue;

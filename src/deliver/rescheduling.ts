@@ -28,7 +28,7 @@ interface Rescheduling {
    */
   followClock(setting: ClockSetting): void;
   /** Makes due now what was waiting for a retry when the webhook was enabled. */
-  hurry(webhookId: WebhookId): void;
+  retryNow(webhookId: WebhookId): void;
   /** Does what is still to be done for `pending`, all webhooks with pending deliveries. */
   catchUp(pending: readonly PendingWebhook[], nowMs: number): void;
 }
@@ -48,7 +48,7 @@ export function createRescheduling(options: ReschedulingOptions): Rescheduling {
   let lastRecord = Promise.resolve();
   let isFirstTime = true;
 
-  return { followClock, hurry: (webhookId) => queueWalk(() => hurry(webhookId)), catchUp };
+  return { followClock, retryNow: (webhookId) => queueWalk(() => retryNow(webhookId)), catchUp };
 
   function followClock(setting: ClockSetting): void {
     const earlierOnes = lastRecord;
@@ -70,7 +70,7 @@ export function createRescheduling(options: ReschedulingOptions): Rescheduling {
   }
 
   function catchUp(pending: readonly PendingWebhook[], nowMs: number): void {
-    if (isFirstTime) resumeHurrying(pending, nowMs);
+    if (isFirstTime) resumeRetryNow(pending, nowMs);
     isFirstTime = false;
     // Retries can lie beyond the window if, while davit was down, the clock was set back or the window was shortened.
     const isBeyond = pending.some(({ last_attempt_at }) => last_attempt_at > nowMs + furthestMs);
@@ -80,10 +80,10 @@ export function createRescheduling(options: ReschedulingOptions): Rescheduling {
     queueWalk(() => setBack(0));
   }
 
-  /** Completes `hurry` for webhooks that were enabled just before davit ended. */
-  function resumeHurrying(pending: readonly PendingWebhook[], nowMs: number): void {
+  /** Completes `retryNow` for webhooks that were enabled just before davit ended. */
+  function resumeRetryNow(pending: readonly PendingWebhook[], nowMs: number): void {
     for (const { webhook_id: webhookId } of pending) {
-      if (reads.outbox.isUnhurried(webhookId, nowMs)) queueWalk(() => hurry(webhookId));
+      if (reads.outbox.isRetryNowUnfinished(webhookId, nowMs)) queueWalk(() => retryNow(webhookId));
     }
   }
 
@@ -102,9 +102,9 @@ export function createRescheduling(options: ReschedulingOptions): Rescheduling {
     );
   }
 
-  async function hurry(webhookId: WebhookId): Promise<void> {
+  async function retryNow(webhookId: WebhookId): Promise<void> {
     await inSteps<PendingPosition>((after) =>
-      writePersistently(writer, 'outbox.hurry', { webhookId, after }, effects),
+      writePersistently(writer, 'outbox.retryNow', { webhookId, after }, effects),
     );
   }
 }

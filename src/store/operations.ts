@@ -66,7 +66,7 @@ export function makeOperations(context: WriteContext) {
     'pings.keep': (attempt: Attempt): Attempt => attempt,
     'outbox.settle': settlements.settle,
     'outbox.setBack': settlements.setBack,
-    'outbox.hurry': settlements.hurry,
+    'outbox.retryNow': settlements.retryNow,
     'idempotency.recall': idempotency.recall,
     'retention.step': retention.step,
   };

@@ -105,7 +105,7 @@ export function outboxReads(database: Database) {
     .raw();
   // `enabled_at <> created_at` skips webhooks that were never enabled again, as most are: scanning a million retries of
   // such a webhook took 1.6 s at each start.
-  const unhurried = database
+  const stillWaiting = database
     .prepare<{ webhookId: WebhookId; nowMs: number }, number>(`
       SELECT 1 FROM webhooks w
        CROSS JOIN deliveries d ON d.webhook_id = w.id AND d.status = 'pending' AND d.next_attempt_at > +:nowMs
@@ -122,9 +122,9 @@ export function outboxReads(database: Database) {
     /** The enabled webhooks with pending deliveries, the first due first. */
     pendingWebhooks: (): PendingWebhook[] => pendingWebhooks.all(),
 
-    /** Whether `hurry` is not finished for the webhook, as davit ended after the webhook was enabled. */
-    isUnhurried: (webhookId: WebhookId, nowMs: number): boolean =>
-      unhurried.get({ webhookId, nowMs }) !== undefined,
+    /** Whether `retryNow` is not finished for the webhook, as davit ended after the webhook was enabled. */
+    isRetryNowUnfinished: (webhookId: WebhookId, nowMs: number): boolean =>
+      stillWaiting.get({ webhookId, nowMs }) !== undefined,
 
     /** What is recorded of a webhook; of an unknown one, nothing. */
     history: (webhookId: WebhookId): WebhookHistory =>

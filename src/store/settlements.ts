@@ -74,7 +74,7 @@ export interface PendingPosition {
 }
 
 /** The webhook whose retries become due now, and where to continue. */
-interface Hurry {
+interface RetryNow {
   webhookId: WebhookId;
   /** Null: from the beginning. */
   after: PendingPosition | null;
@@ -211,7 +211,7 @@ export function settlementWrites({ database, effects, changed }: WriteContext) {
      * Makes the retries of a webhook that was enabled due now, as its held deliveries are, each on a new ladder. Those
      * that have failed since it was enabled keep their time. Does one step, from `after` on, and returns as `setBack` does.
      */
-    hurry({ webhookId, after }: Hurry): PendingPosition | null {
+    retryNow({ webhookId, after }: RetryNow): PendingPosition | null {
       const nowMs = effects.now();
       const from = after ?? { webhookId, nextAttemptAtMs: nowMs, seq: LAST_SEQ };
       const rows = waitingAfter.all(from);

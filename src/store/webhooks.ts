@@ -221,7 +221,7 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
 
     /**
      * Changes the fields that are given. Pending deliveries go to a new url, too. Enabling a webhook announces a change
-     * on which the service makes its retries due, see `hurry` in settlements.ts. Throws `not_found`, and `conflict` for
+     * on which the service makes its retries due, see `retryNow` in settlements.ts. Throws `not_found`, and `conflict` for
      * enabling one whose key was revoked.
      */
     update({ id, url, events, description, status, disableReason }: WebhookUpdate): Webhook {

@@ -410,7 +410,7 @@ t.test(
     let steps = 0;
     await inSteps<PendingPosition>((after) => {
       steps++;
-      return store.writer.write('outbox.hurry', { webhookId: id, after });
+      return store.writer.write('outbox.retryNow', { webhookId: id, after });
     });
     t.equal(steps, 3);
     const due = (webhookId: WebhookId, startedBefore: number) =>

@@ -153,7 +153,7 @@ t.test('enabling a webhook resets its failures, and held deliveries begin their 
   t.match(store.query('SELECT failing_since, enabled_at FROM webhooks'), [
     { failing_since: null, enabled_at: effects.now() },
   ]);
-  await store.writer.write('outbox.hurry', { webhookId: id, after: null });
+  await store.writer.write('outbox.retryNow', { webhookId: id, after: null });
   t.match(
     dueOf(store, id, effects.now(), 10).map((due) => [due.id, due.ladder_attempts, due.ladder_started_at]),
     [
@@ -179,7 +179,7 @@ t.test('enabling a webhook begins new ladders, also by a clock that was set back
     dueOf(store, id, effects.now(), 10).map((delivery) => [delivery.id, delivery.ladder_attempts]);
   t.strictSame(claimed(), [[due, 0]]);
   t.ok(
-    store.reads.outbox.isUnhurried(id, effects.now()),
+    store.reads.outbox.isRetryNowUnfinished(id, effects.now()),
     'also if no service runs that makes the other one due',
   );
   // Then the clock is right again.
