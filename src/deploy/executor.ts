@@ -290,7 +290,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
           cancelRecord = effects.after(RECORD_PROCESS_AFTER_MS, () => recordProcess(claimed.id, identity));
         },
         onOutput: (bytes) => log.append(bytes),
-        onFinish: log.hurry,
+        onFinish: log.waitNoMore,
         onStuck: (processIds) =>
           logger.error(
             { deployment_id: claimed.id, process_ids: processIds },

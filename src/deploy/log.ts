@@ -18,7 +18,7 @@ export interface LogKeeper {
   /** Resolves at once while writing keeps up, later when it does not. Keeps `bytes`: they must not change. */
   append(bytes: Uint8Array): Promise<void>;
   /** From now on `append` does not wait: little more comes, and whoever hands it on must not wait for a full disk. */
-  hurry(): void;
+  waitNoMore(): void;
   /** Adds a message of davit's own, on a line of its own. */
   appendLine(text: string): Promise<void>;
   /** Resolves when everything is written; nothing may be appended after it. */
@@ -45,14 +45,14 @@ export function createLogKeeper({
   let failed = false;
   let cancelTimer: (() => void) | undefined;
   let midLine = false;
-  let hurrying = false;
+  let mayWait = true;
   /** Ends the waits of `append`. */
   const waiting = new Set<() => void>();
 
   return {
     append,
-    hurry() {
-      hurrying = true;
+    waitNoMore() {
+      mayWait = false;
       for (const goOn of waiting) goOn();
     },
     appendLine: (text) => append(Buffer.from(`${midLine ? '\n' : ''}${text}\n`)),
@@ -70,14 +70,14 @@ export function createLogKeeper({
     if (bytes.length > 0) midLine = !endsLine(bytes);
     add(mask.push(bytes));
     writeWhenGathered();
-    while (pendingBytes >= PENDING_MAX_BYTES && !hurrying) await writtenOrHurried();
+    while (pendingBytes >= PENDING_MAX_BYTES && mayWait) await waitForWrite();
   }
 
   /** With a promise for each call: one for all of them would keep what waits for it until the end of the command. */
-  async function writtenOrHurried(): Promise<void> {
-    const { promise: hurried, resolve } = Promise.withResolvers<void>();
+  async function waitForWrite(): Promise<void> {
+    const { promise: toldToGoOn, resolve } = Promise.withResolvers<void>();
     waiting.add(resolve);
-    await Promise.race([writing, hurried]).finally(() => waiting.delete(resolve));
+    await Promise.race([writing, toldToGoOn]).finally(() => waiting.delete(resolve));
   }
 
   function add(bytes: Buffer): void {

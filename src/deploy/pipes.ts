@@ -12,7 +12,7 @@ export interface PipeReading {
    */
   ended: Promise<void>;
   /** To be called when the command has ended: what the pipe holds is handed on at once. */
-  hurry(): void;
+  handOnNow(): void;
   /** Hands on what the pipe holds now, and ends, even if a process still has it open. */
   finish(): void;
 }
@@ -44,7 +44,7 @@ export function createPipeReader(effects: Effects, { inTurn = inTurnOfThread } =
     let finishing = false;
     return {
       ended: handOn(),
-      hurry: () => begin('now'),
+      handOnNow: () => begin('now'),
       finish() {
         finishing = true;
         begin('now');

@@ -91,7 +91,7 @@ async function supervise(
 
   const outcome = await untilEnd();
   watch.end();
-  output.hurry();
+  output.handOnNow();
   // Children may still write their last lines after the command has ended, as `tee` in `exec > >(tee file)` does. A
   // daemon would hold the pipe open for ever, so they have a limited time.
   const cancelFinish = effects.after(LAST_OUTPUT_MS, () => {

@@ -151,12 +151,12 @@ t.test('what is printed byte by byte is kept in few pieces, unchanged', async (t
   t.strictSame(texts(appends), [[text]]);
 });
 
-t.test('in a hurry a slow writer is not waited for', async (t) => {
+t.test('told to wait no more, it does not wait for a slow writer', async (t) => {
   const written = Promise.withResolvers<void>();
   const { keeper, appends } = keeperFor({ write: () => written.promise });
   await keeper.append(Buffer.alloc(64 * KIB, 'x')); // is being written
   const waiting = keeper.append(Buffer.alloc(1024 * KIB, 'x'));
-  keeper.hurry();
+  keeper.waitNoMore();
   await waiting;
   await keeper.append(Buffer.alloc(64 * KIB, 'x'));
   t.equal(appends.length, 1);

@@ -14,7 +14,7 @@ t.test('output of a command that has ended is handed on at once', async (t) => {
   pipe.write('all of it');
   pipe.end();
   const reading = reader.read(pipe.descriptor, onBytes);
-  reading.hurry();
+  reading.handOnNow();
   await reading.ended;
   t.equal(textOf(pieces), 'all of it');
   t.throws(() => closeSync(pipe.descriptor), { code: 'EBADF' });
@@ -26,7 +26,7 @@ t.test('a pipe that is held open after the end is watched, and what comes is han
   const { pieces, onBytes } = collecting();
   const before = watchedPipes();
   const reading = reader.read(pipe.descriptor, onBytes);
-  reading.hurry();
+  reading.handOnNow();
   await until(() => watchedPipes() === before + 1);
   pipe.write('later');
   pipe.end();
@@ -110,7 +110,7 @@ t.test('pipes that are read at the same time do not mix', async (t) => {
       await nextTurn();
       pieces.push(Buffer.from(bytes).toString());
     });
-    reading.hurry();
+    reading.handOnNow();
     await reading.ended;
     return pieces.join('');
   });
@@ -180,7 +180,7 @@ t.test('an error of the consumer rejects the reading, and the writer is not bloc
     pipe.write('x');
     const reading = reader.read(pipe.descriptor, () => Promise.reject(new Error('no')));
     if (isWatched) effects.advance(10);
-    else reading.hurry();
+    else reading.handOnNow();
     await t.rejects(reading.ended, { message: 'no' });
     for (let written = 0; written < 1024 * 1024; written += pipe.fill()) {
       effects.advance(50);
