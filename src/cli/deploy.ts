@@ -149,7 +149,7 @@ async function awaitOutcome(
 ): Promise<void> {
   const { terminal, exit } = context;
   const { id } = created;
-  const outcome = await endOf(id, api, options, interruption, context);
+  const outcome = await followToEnd(id, api, options, interruption, context);
   if (outcome.kind === 'refused') {
     await interruption.settled();
     // 404: it was removed, or the key does not see it any more.
@@ -177,8 +177,8 @@ async function awaitOutcome(
   if (status !== 'succeeded') throw new Refusal(`the deployment ${status}`);
 }
 
-/** Writes the log meanwhile, but for `--json`. */
-async function endOf(
+/** Resolves to how the deployment ended. Writes the log meanwhile, but for `--json`. */
+async function followToEnd(
   id: DeploymentId,
   api: ApiClient,
   { json = false }: DeployOptions,

@@ -31,7 +31,7 @@ export function defineLogs(command: Command, context: CommandContext): void {
         if (!follow) return await showLog(deployment, store, context);
         const reason = whyItMayTake(deployment, store, await isServed(command));
         if (reason !== undefined) context.terminal.note(`note: ${reason}`);
-        await followLog(deployment, store, context);
+        await showLogToEnd(deployment, store, context);
       }),
     );
 }
@@ -66,7 +66,7 @@ export function whyItMayTake(deployment: Deployment, store: Store, served: boole
   return served ? undefined : "no service is running: 'davit serve' ends what is left of it";
 }
 
-async function followLog({ id }: Deployment, store: Store, context: CommandContext): Promise<void> {
+async function showLogToEnd({ id }: Deployment, store: Store, context: CommandContext): Promise<void> {
   using _ = stayAlive();
   const { effects, terminal } = context;
   const output = createLogOutput(terminal);

@@ -5,9 +5,9 @@ import {
   commandPath,
   commandProblem,
   directoryProblem,
-  problemText,
   type SpawnRequest,
   type StartProblem,
+  startProblemText,
 } from '../deploy/command-file.ts';
 import { COMMAND_PATH, homeDirectory } from '../deploy/environment.ts';
 import { beginningOf, firstLineIn } from '../deploy/program-format.ts';
@@ -172,7 +172,7 @@ function checkProgramOfEnv(project: ProjectDetails, path: string, request: Spawn
   return [
     problem(
       'command',
-      `${path} is run by ${program}, as its first line says: ${problemText(found)}`,
+      `${path} is run by ${program}, as its first line says: ${startProblemText(found)}`,
       adviceForProgramOfEnv(program, path) ?? adviceFor(found, project.id),
     ),
   ];
@@ -236,7 +236,7 @@ function checkHome(
 }
 
 function problemFinding(check: Check, found: StartProblem, project: ProjectDetails): Finding {
-  return problem(check, problemText(found), adviceFor(found, project.id));
+  return problem(check, startProblemText(found), adviceFor(found, project.id));
 }
 
 function adviceFor(problem: StartProblem, projectId: string): string {

@@ -1,6 +1,6 @@
 import { isAbsolute } from 'node:path';
 import { type Command, Option } from 'commander';
-import { problemText } from '../deploy/command-file.ts';
+import { startProblemText } from '../deploy/command-file.ts';
 import { QUEUE_POLICIES, type QueuePolicy } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import { durationMsOf, nullIfOff, oneOf, option, orOff, repeated } from '../options.ts';
@@ -333,5 +333,5 @@ function warnOfStart(
 ): void {
   const problem = startProblemOf(project, variables);
   if (problem === undefined) return;
-  terminal.note(`warning: ${printable(problemText(problem))}: deployments fail until that is fixed`);
+  terminal.note(`warning: ${printable(startProblemText(problem))}: deployments fail until that is fixed`);
 }

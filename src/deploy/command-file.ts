@@ -67,7 +67,7 @@ export function whyNotStarted(code: string, request: SpawnRequest): string {
     case 'hidden in /proc':
       return `the command ${word} became another user, whose processes /proc hides from davit (hidepid), and was ended if davit may: let the group of davit see them (gid= of /proc)`;
     case 'ENOEXEC':
-      return problemText(commandProblem(request) ?? { kind: 'notAProgram', path: word });
+      return startProblemText(commandProblem(request) ?? { kind: 'notAProgram', path: word });
     case 'ETXTBSY':
       return `the command ${word} is open for writing: deploy again once whoever writes it is done`;
     case 'ENOENT':
@@ -77,7 +77,7 @@ export function whyNotStarted(code: string, request: SpawnRequest): string {
     case 'ELOOP':
     case 'ENAMETOOLONG': {
       const problem = directoryProblem(request.directory) ?? commandProblem(request);
-      if (problem !== undefined) return problemText(problem);
+      if (problem !== undefined) return startProblemText(problem);
       if (!may('/dev/null', constants.R_OK))
         return `/dev/null, which every command has as its stdin, cannot be read by this user (${code}): create it again, or mount /dev`;
       return code === 'ENOENT'
@@ -95,7 +95,7 @@ export function whyNotStarted(code: string, request: SpawnRequest): string {
  * davit.
  */
 export function whyNotFound(request: SpawnRequest): string {
-  return problemText(notFound(request));
+  return startProblemText(notFound(request));
 }
 
 function textOf(word: string, code: string): string {
@@ -103,7 +103,7 @@ function textOf(word: string, code: string): string {
 }
 
 /** The problem as a sentence. */
-export function problemText(problem: StartProblem): string {
+export function startProblemText(problem: StartProblem): string {
   switch (problem.kind) {
     case 'directoryMissing':
       return `the directory ${problem.path} does not exist`;

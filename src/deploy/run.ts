@@ -63,10 +63,10 @@ type StopCause = StopRequest | 'timeout' | 'idleTimeout' | 'failure';
  */
 export function run(request: RunRequest, context: RunContext): Run {
   const stopping = createStopping(context.effects);
-  return { outcome: carryOut(request, context, stopping), stop: stopping.stop };
+  return { outcome: runToEnd(request, context, stopping), stop: stopping.stop };
 }
 
-async function carryOut(request: RunRequest, context: RunContext, stopping: Stopping): Promise<RunOutcome> {
+async function runToEnd(request: RunRequest, context: RunContext, stopping: Stopping): Promise<RunOutcome> {
   const { deploymentId, command, directory, environment } = request;
   const { spawner } = context;
   const marked = { ...environment, [DEPLOYMENT_MARKER]: deploymentId };
