@@ -1,5 +1,6 @@
 import { userInfo } from 'node:os';
 import type { ClaimedDeployment } from '../store/queue.ts';
+import { DEPLOYMENT_MARKER, type MarkedEnvironment } from './processes.ts';
 
 /** The PATH of every command whose project does not set its own; never the service's PATH. */
 export const COMMAND_PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
@@ -26,11 +27,11 @@ export function commandEnvironment(
   base: ReturnType<typeof baseEnvironment>,
   deployment: ClaimedDeployment,
   outputFile: string,
-): Record<string, string> {
+): MarkedEnvironment {
   return {
     ...base,
     ...deployment.variables,
-    DEPLOY_ID: deployment.id,
+    [DEPLOYMENT_MARKER]: deployment.id,
     DEPLOY_REF: deployment.ref,
     DEPLOY_PROJECT_ID: deployment.project_id,
     DEPLOY_PROJECT_NAME: deployment.project_name,

@@ -274,7 +274,6 @@ export function createExecutor(options: ExecutorOptions): Executor {
     let cancelRecord = () => {};
     const running = run(
       {
-        deploymentId: claimed.id,
         command: claimed.command,
         directory: workspace.directory,
         environment: commandEnvironment(base, claimed, workspace.outputFile),

@@ -3,12 +3,12 @@ import type { ProcessIdentity } from '../process-identity.ts';
 import type { SpawnRequest } from './command-file.ts';
 import type { ProcessEnd } from './posix.ts';
 import { stopTree } from './process-tree.ts';
-import { DEPLOYMENT_MARKER, type TerminationDisposition } from './processes.ts';
+import { DEPLOYMENT_MARKER, type MarkedEnvironment, type TerminationDisposition } from './processes.ts';
 import type { NotStarted, Shortage, Spawner, StartedProcess } from './spawner.ts';
 
-/** A command to run; the marker of its deployment is added to its environment. */
+/** A command to run. */
 export interface RunRequest extends SpawnRequest {
-  deploymentId: string;
+  environment: MarkedEnvironment;
   /** Counted from the start of the command; null: no limit. */
   timeoutMs: number | null;
   /** How long the command may print nothing; null: no limit. */
@@ -67,11 +67,8 @@ export function run(request: RunRequest, context: RunContext): Run {
 }
 
 async function runToEnd(request: RunRequest, context: RunContext, stopping: Stopping): Promise<RunOutcome> {
-  const { deploymentId, command, directory, environment } = request;
-  const { spawner } = context;
-  const marked = { ...environment, [DEPLOYMENT_MARKER]: deploymentId };
   const isWanted = () => stopping.cause() === undefined;
-  const spawned = await spawner.spawn({ command, directory, environment: marked }, isWanted);
+  const spawned = await context.spawner.spawn(request, isWanted);
   if (spawned.kind === 'started') return await supervise(spawned, request, context, stopping);
   const cause = stopping.cause();
   return cause === undefined ? spawned : stoppedOutcome(cause);
@@ -117,7 +114,7 @@ async function supervise(
   }
 
   function endTree(spareWhenExited: boolean): Promise<TerminationDisposition> {
-    const { deploymentId, killGraceMs } = request;
+    const { environment, killGraceMs } = request;
     const startedAtMs = effects.monotonicMs();
     // Asked again and again, as the service may begin to stop meanwhile.
     const graceMs = () =>
@@ -126,7 +123,7 @@ async function supervise(
         (stopping.shutdownAtMs() ?? Number.POSITIVE_INFINITY) + SHUTDOWN_KILL_GRACE_MS - startedAtMs,
       );
     return stopTree(
-      { deploymentId, leader: started.identity, ownsId: true },
+      { deploymentId: environment[DEPLOYMENT_MARKER], leader: started.identity, ownsId: true },
       { graceMs, effects, spareWhenExited, onStuck: context.onStuck },
     );
   }

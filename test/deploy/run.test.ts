@@ -97,11 +97,7 @@ t.test('output arrives byte for byte, without a newline or valid UTF-8', async (
 t.test('a command has its own session and group, no input, and exactly the given environment', async (t) => {
   const variables = { PATH, GREETING: 'a "b"\n$c' };
   const command = startRun(t, spawner, ['cat', '-', '/proc/self/stat', '/proc/self/environ'], {
-    environment: Object.fromEntries([
-      ...Object.entries(variables),
-      ['__proto__', 'own'],
-      ['DEPLOY_ID', 'another'],
-    ]),
+    environment: Object.fromEntries([...Object.entries(variables), ['__proto__', 'own']]),
   });
   const { processId } = await command.started;
   await command.outcome;
@@ -335,7 +331,7 @@ async function stopsIn2Seconds(t: Test, before: readonly StopRequest[]): Promise
   const { outcome, stop } = run(
     {
       ...REQUEST,
-      deploymentId: `dpl_stop${process.pid}_${before.length}`,
+      environment: { PATH, DEPLOY_ID: `dpl_stop${process.pid}_${before.length}` },
       command: [fixture('ignores-sigterm')],
       killGraceMs,
     },
@@ -565,7 +561,7 @@ t.test('of 10,000 outputs 100 are kept, with at most 11 notes', async (t) => {
 t.test('a command whose output cannot be recorded is stopped, and the run fails', async (t) => {
   const deploymentId = `dpl_full${process.pid}`;
   const { outcome } = run(
-    { ...REQUEST, deploymentId, command: ['yes'] },
+    { ...REQUEST, environment: { PATH, DEPLOY_ID: deploymentId }, command: ['yes'] },
     {
       spawner,
       effects: realEffects,
@@ -597,7 +593,13 @@ t.test('a finished run leaves no timer behind', async (t) => {
     },
   };
   const { outcome } = run(
-    { ...REQUEST, deploymentId: 'dpl_timers', command: ['true'], timeoutMs: 60_000, idleTimeoutMs: 60_000 },
+    {
+      ...REQUEST,
+      environment: { PATH, DEPLOY_ID: 'dpl_timers' },
+      command: ['true'],
+      timeoutMs: 60_000,
+      idleTimeoutMs: 60_000,
+    },
     { spawner, effects, onStarted() {}, onOutput: async () => undefined },
   );
   await outcome;
@@ -613,7 +615,6 @@ t.test('40 runs leave no pipe open', async (t) => {
 
 const REQUEST = {
   directory: '/',
-  environment: { PATH },
   timeoutMs: null,
   idleTimeoutMs: null,
   killGraceMs: 10_000,

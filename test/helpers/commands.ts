@@ -5,7 +5,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import { pino } from 'pino';
 import type { Test } from 'tap';
 import { loadPosix } from '../../src/deploy/posix.ts';
-import { findMarked } from '../../src/deploy/processes.ts';
+import { DEPLOYMENT_MARKER, findMarked } from '../../src/deploy/processes.ts';
 import { type Run, type RunRequest, run } from '../../src/deploy/run.ts';
 import { createSpawner, type Spawner } from '../../src/deploy/spawner.ts';
 import { createWorkspaces, type Workspaces, type WorkspacesOptions } from '../../src/deploy/workspace.ts';
@@ -72,7 +72,8 @@ export function startRun(
   t: Test,
   spawner: Spawner,
   command: readonly [string, ...string[]],
-  changes: Partial<RunRequest> & {
+  changes: Partial<Omit<RunRequest, 'environment'>> & {
+    environment?: Record<string, string>;
     onOutput?: (bytes: Uint8Array) => Promise<void>;
     effects?: Effects;
   } = {},
@@ -81,13 +82,12 @@ export function startRun(
   const started = Promise.withResolvers<ProcessIdentity>();
   const waiting = new Set<() => void>();
   let bytes = Buffer.alloc(0);
-  const { onOutput, effects = realEffects, ...request } = changes;
+  const { onOutput, effects = realEffects, environment = { PATH }, ...request } = changes;
   const running = run(
     {
-      deploymentId,
       command,
       directory: '/',
-      environment: { PATH },
+      environment: { ...environment, [DEPLOYMENT_MARKER]: deploymentId },
       timeoutMs: null,
       idleTimeoutMs: null,
       killGraceMs: 10_000,
