@@ -62,6 +62,22 @@ export const SHORTAGES: ReadonlySet<string> = new Set([
   'EDQUOT',
 ]);
 
+/** SQLite tells a quota and a limit on the size of files no more than a disk that fails. */
+const UNKNOWN_LIMIT =
+  'a quota is used up, the size of files is limited, by ulimit -f perhaps, or the disk fails';
+
+/**
+ * Why a file cannot be written for want of room, by the system's or SQLite's code of the error; null: the disk is full.
+ */
+export const NO_ROOM: ReadonlyMap<string, string | null> = new Map([
+  ['ENOSPC', null],
+  ['EDQUOT', 'a quota is used up'],
+  ['EFBIG', 'the size of files is limited, by ulimit -f perhaps'],
+  ['SQLITE_FULL', null],
+  ['SQLITE_IOERR_WRITE', UNKNOWN_LIMIT],
+  ['SQLITE_IOERR_FSYNC', UNKNOWN_LIMIT],
+]);
+
 /** What libuv has no name for, by its numbers: errno(3), negative. */
 const UNNAMED = new Map<unknown, { name: string; text: string }>([
   [-116, { name: 'ESTALE', text: 'stale file handle' }],

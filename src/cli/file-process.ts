@@ -1,7 +1,7 @@
 import { statSync } from 'node:fs';
 import { dirname } from 'node:path';
 import type { Command } from 'commander';
-import { AppError, codeOf, type ErrorCode } from '../errors.ts';
+import { AppError, codeOf, type ErrorCode, NO_ROOM } from '../errors.ts';
 import { oneOf } from '../options.ts';
 import type { FileCheck } from '../store/check.ts';
 import type { CommandContext } from './command.ts';
@@ -137,15 +137,6 @@ class NoRoom extends Error {
     this.room = room;
   }
 }
-
-const NO_ROOM = new Set([
-  'SQLITE_FULL',
-  'SQLITE_IOERR_WRITE',
-  'SQLITE_IOERR_FSYNC',
-  'ENOSPC',
-  'EDQUOT',
-  'EFBIG',
-]);
 
 function failureOf(error: unknown): FileMessage {
   const code = codeOf(error);

@@ -6,7 +6,7 @@ import { createInterface } from 'node:readline';
 import { text } from 'node:stream/consumers';
 import { selfCommand } from '../assets.ts';
 import type { Effects } from '../effects.ts';
-import { AppError } from '../errors.ts';
+import { AppError, NO_ROOM } from '../errors.ts';
 import { quoteForBash } from '../shell-words.ts';
 import type { FileFacts, Unusable } from '../store/check.ts';
 import { newer } from '../store/newer.ts';
@@ -125,10 +125,10 @@ async function runJob(
 function jobProblem(message: FileMessage, what: string, path: string): Error {
   if (message.kind === 'failed') return new AppError(message.code, message.message);
   if (message.kind !== 'noRoom') return new Error(`the process for ${what} ended while ${message.kind}`);
-  const why = message.room === undefined ? LIMITS[message.code] : shortageText(message.room);
+  const why = message.room === undefined ? NO_ROOM.get(message.code) : shortageText(message.room);
   return new AppError(
     'unavailable',
-    `there is no room in ${dirname(path)} for ${what}${why === undefined ? '' : ` (${why})`}: make some; nothing was changed`,
+    `there is no room in ${dirname(path)} for ${what}${why ? ` (${why})` : ''}: make some; nothing was changed`,
   );
 }
 
@@ -136,18 +136,6 @@ function shortageText({ neededBytes, spareBytes, freeBytes }: Room): string {
   const [needed, spare, free] = [neededBytes, spareBytes, freeBytes].map(formatBytes);
   return `it needs ${needed} with ${spare} to spare, and ${free} are free`;
 }
-
-/** SQLite tells a quota and a limit on the size of files no more than a disk that fails. */
-const UNKNOWN_LIMIT =
-  'a quota is used up, the size of files is limited, by ulimit -f perhaps, or the disk fails';
-
-/** What leaves no room although the disk has some, by the error that tells it. */
-const LIMITS: Record<string, string> = {
-  EDQUOT: 'a quota is used up',
-  EFBIG: 'the size of files is limited, by ulimit -f perhaps',
-  SQLITE_IOERR_WRITE: UNKNOWN_LIMIT,
-  SQLITE_IOERR_FSYNC: UNKNOWN_LIMIT,
-};
 
 /** Why a file cannot be used; `name` is how the message calls it. */
 export function unusable(file: Unusable, name: string): AppError {

@@ -1,3 +1,4 @@
+import { NO_ROOM } from '../errors.ts';
 import { checkDatabase, type FileCheck, identify, withDatabase } from './check.ts';
 import { type Database, pragmaNumber, sqliteCode } from './database.ts';
 
@@ -35,10 +36,8 @@ function copyInto(database: Database, to: string): void {
     database.prepare('VACUUM INTO ?').run(to);
   } catch (error) {
     const code = sqliteCode(error) ?? '';
-    if (!WRITE_FAILURES.has(code)) throw error;
+    if (!NO_ROOM.has(code)) throw error;
     // Not as SQLite's own error, which would be taken for one of the disk that is copied from.
     throw Object.assign(new Error('the copy could not be written', { cause: error }), { code });
   }
 }
-
-const WRITE_FAILURES = new Set(['SQLITE_FULL', 'SQLITE_IOERR_WRITE', 'SQLITE_IOERR_FSYNC']);
