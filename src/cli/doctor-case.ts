@@ -1,5 +1,5 @@
 import { MINUTE_MS } from '../durations.ts';
-import type { Serving } from '../store/lock.ts';
+import type { Serving } from '../store/holder.ts';
 import type { DiskTrial } from './doctor-disk.ts';
 
 /** A file to check, and when. */

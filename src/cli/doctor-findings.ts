@@ -9,7 +9,7 @@ import { quoteForBash } from '../shell-words.ts';
 import { type Unusable, whatIsWrong } from '../store/check.ts';
 import { isFailureOfDisk, isLocked } from '../store/database.ts';
 import type { ExaminedFile, KeptTransaction, OlderFile } from '../store/doctor.ts';
-import { servedWithoutLock } from '../store/lock.ts';
+import { servedWithoutLock } from '../store/holder.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import type { Reads } from '../store/store.ts';
 import { WAL_LARGE_BYTES } from '../store/wal.ts';

@@ -4,7 +4,7 @@ import type { Command } from 'commander';
 import type { Effects } from '../effects.ts';
 import { realPath } from '../paths.ts';
 import type { TableSize } from '../store/doctor.ts';
-import type { Serving } from '../store/lock.ts';
+import type { Serving } from '../store/holder.ts';
 import { walBytesOf } from '../store/wal.ts';
 import { formatBytes } from './bytes.ts';
 import { type CommandContext, explain, jsonOption } from './command.ts';

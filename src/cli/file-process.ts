@@ -112,7 +112,7 @@ async function perform(
  */
 async function spareOf(from: string, directory: string, parentProcessId: number): Promise<Spare | undefined> {
   const [{ servedBy }, { freeBytesIn }, { CHECKPOINT_AT_BYTES }] = await Promise.all([
-    import('../store/lock.ts'),
+    import('../store/holder.ts'),
     import('../store/partial-file.ts'),
     import('../store/checkpoints.ts'),
   ]);

@@ -7,7 +7,7 @@ import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
 import { absolutePath, statusOf } from '../paths.ts';
 import { readEnvironment } from '../proc.ts';
-import type { Serving } from '../store/lock.ts';
+import type { Serving } from '../store/holder.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import { visibleProcess } from './serving.ts';
 

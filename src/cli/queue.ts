@@ -8,7 +8,7 @@ import type {
   WaitingDeployment,
   WebhookBacklog,
 } from '../store/backlog.ts';
-import type { Serving } from '../store/lock.ts';
+import type { Serving } from '../store/holder.ts';
 import type { Reads } from '../store/store.ts';
 import { type CommandContext, explain, jsonOption } from './command.ts';
 import { dbPathOf, withStore } from './database-file.ts';

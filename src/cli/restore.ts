@@ -87,7 +87,7 @@ async function restore(
 /** Throws AppError `conflict` if a service serves the file that is replaced, or the copy. */
 async function refuseServed(dbPath: string, file: string, path: string): Promise<void> {
   const [{ holderText, servedBy }, { refuseMovedHere }] = await Promise.all([
-    import('../store/lock.ts'),
+    import('../store/holder.ts'),
     import('../store/other-names.ts'),
   ]);
   const here = statSync(path, { throwIfNoEntry: false });

@@ -1,7 +1,7 @@
 import type { Command } from 'commander';
 import { processIdentity } from '../process-identity.ts';
 import type { RunningDeployment } from '../store/deployments.ts';
-import type { Serving } from '../store/lock.ts';
+import type { Serving } from '../store/holder.ts';
 import type { Reads } from '../store/store.ts';
 import type { CommandContext } from './command.ts';
 import { dbPathOf } from './database-file.ts';
@@ -9,7 +9,7 @@ import { exactMoment } from './moments.ts';
 
 /** The service that serves the file now, and takes up what is written to it within a second; null: there is none. */
 export async function serviceOf(command: Command): Promise<Serving | null> {
-  const { servedBy } = await import('../store/lock.ts');
+  const { servedBy } = await import('../store/holder.ts');
   return servedBy(dbPathOf(command));
 }
 
@@ -20,7 +20,7 @@ export async function isServed(command: Command): Promise<boolean> {
 
 /** Null if that process is not the service, usually as the service is in another PID namespace, where ids differ. */
 export async function visibleProcess({ process_id }: Serving, dbPath: string): Promise<number | null> {
-  const { isServedByProcess } = await import('../store/lock.ts');
+  const { isServedByProcess } = await import('../store/holder.ts');
   return process_id !== null && isServedByProcess(process_id, dbPath) ? process_id : null;
 }
 

@@ -21,7 +21,7 @@ import {
   sqliteCode,
 } from './database.ts';
 import { lockersOf } from './file-locks.ts';
-import { refuseOtherMachine } from './lock.ts';
+import { refuseOtherMachine } from './holder.ts';
 import { type Reads, readsOn } from './store.ts';
 import { walUseOf, watchWal } from './wal.ts';
 

@@ -2,7 +2,7 @@ import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import { realPath } from '../paths.ts';
 import { openFilesOf } from '../proc.ts';
-import { includesLock, refuseOtherMachine, removed, servedBy, servedWithoutLock } from './lock.ts';
+import { includesLock, refuseOtherMachine, removed, servedBy, servedWithoutLock } from './holder.ts';
 import { refuseOtherNames } from './other-names.ts';
 
 /**

@@ -4,7 +4,7 @@ import { openFilesOf } from '../proc.ts';
 import { connect, kindOf, openingProblem, sqliteCode } from './database.ts';
 import { beginExclusive } from './exclusive.ts';
 import { openerOf, openersOf } from './file-locks.ts';
-import { LOCK_PROBE_TIMEOUT_MS, servedBy } from './lock.ts';
+import { LOCK_PROBE_TIMEOUT_MS, servedBy } from './holder.ts';
 import { isMountPoint } from './mounts.ts';
 
 /**

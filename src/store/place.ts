@@ -1,6 +1,7 @@
-import type { StatsFs } from 'node:fs';
+import { closeSync, openSync, type StatsFs } from 'node:fs';
 import { basename } from 'node:path';
 import type { Effects } from '../effects.ts';
+import { codeOf } from '../errors.ts';
 import { octal, realPath, statusOf } from '../paths.ts';
 import { quoteForBash } from '../shell-words.ts';
 
@@ -12,6 +13,11 @@ export function walPath(path: string): string {
 /** What every process that has the database open has in its memory, sqlite.org/walformat.html. */
 export function sharedMemoryPath(path: string): string {
   return `${realPath(path)}-shm`;
+}
+
+/** The lock file of a database, which its service has open all the time. */
+export function lockPath(path: string): string {
+  return `${realPath(path)}-lock`;
 }
 
 /** Why nothing is written while a file of the database is not in its place. */
@@ -98,4 +104,18 @@ export function exposureProblem(path: string, mode: number): { message: string; 
 /** How much this user can write to a file system, root also what is reserved. statfs(2) knows of no quota. */
 export function writableBytes({ bavail, bfree, bsize }: StatsFs): number {
   return (process.geteuid?.() === 0 ? bfree : bavail) * bsize;
+}
+
+/**
+ * Whether the file system of the database takes no writes. Tested by opening the lock file. access(2) does not notice
+ * that the kernel has made a file system read-only after an error, and closing the database file itself would release
+ * the locks that SQLite has on it, fcntl(2); so this is not for the process that serves the file.
+ */
+export function isOnReadOnlyFileSystem(path: string): boolean {
+  try {
+    closeSync(openSync(lockPath(path), 'r+'));
+    return false;
+  } catch (error) {
+    return codeOf(error) === 'EROFS';
+  }
 }

@@ -4,8 +4,10 @@ import { closeSync, copyFileSync, existsSync, openSync, renameSync, rmSync, writ
 import { join } from 'node:path';
 import t from 'tap';
 import { realEffects } from '../../src/effects.ts';
-import { lockForServing, lockPath, type Serving, servedBy } from '../../src/store/lock.ts';
+import { type Serving, servedBy } from '../../src/store/holder.ts';
+import { lockForServing } from '../../src/store/lock.ts';
 import { refuseRemoved, refuseToServe } from '../../src/store/may-open.ts';
+import { lockPath } from '../../src/store/place.ts';
 import type { ProjectDetails } from '../../src/store/projects.ts';
 import { place, runHere } from '../helpers/cli.ts';
 import { fakeEffects } from '../helpers/effects.ts';
