@@ -1,6 +1,7 @@
 import { NO_ROOM } from '../errors.ts';
 import { checkDatabase, type FileCheck, identify, withDatabase } from './check.ts';
-import { type Database, pragmaNumber, sqliteCode } from './database.ts';
+import { type Database, pragmaNumber } from './database.ts';
+import { sqliteCode } from './sqlite-errors.ts';
 
 /**
  * Copies what is committed at this moment into the empty file `to`, compacted and without a WAL; then checks the copy.

@@ -5,13 +5,12 @@ import {
   type Database,
   isOurs,
   newerFile,
-  openingProblem,
   pragmaNumber,
   SCHEMA_VERSION,
   schemaVersionOf,
-  sqliteCode,
 } from './database.ts';
 import type { NewerFile } from './newer.ts';
+import { openingProblem, sqliteCode } from './sqlite-errors.ts';
 
 /** What a davit file contains, so that a user can tell one file from another. */
 export interface FileFacts {

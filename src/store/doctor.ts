@@ -14,14 +14,13 @@ import {
   BUSY_TIMEOUT_MS,
   connect,
   type Database,
-  isLocked,
   pragmaNumber,
   SCHEMA_VERSION,
   schemaVersionOf,
-  sqliteCode,
 } from './database.ts';
 import { lockersOf } from './file-locks.ts';
 import { refuseOtherMachine } from './holder.ts';
+import { isLocked, sqliteCode } from './sqlite-errors.ts';
 import { type Reads, readsOn } from './store.ts';
 import { walUseOf, watchWal } from './wal.ts';
 

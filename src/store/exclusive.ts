@@ -1,7 +1,8 @@
 import { statSync } from 'node:fs';
 import { AppError } from '../errors.ts';
-import { connect, type Database, isLocked, openingProblem } from './database.ts';
+import { connect, type Database } from './database.ts';
 import { openerOf } from './file-locks.ts';
+import { isLocked, openingProblem } from './sqlite-errors.ts';
 
 /**
  * Checkpoints the WAL, leaves WAL mode, and begins an exclusive transaction: until it or the connection ends, nobody

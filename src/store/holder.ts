@@ -4,9 +4,10 @@ import type { Timestamp } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import { statusOf } from '../paths.ts';
 import { hasOpened, holdersOf, openFilesOf, readProc } from '../proc.ts';
-import { connect, type Database, isDamaged, openingProblem, sqliteCode } from './database.ts';
+import { connect, type Database } from './database.ts';
 import { lockersOf } from './file-locks.ts';
 import { identifyFiles, isOnReadOnlyFileSystem, lockPath, sharedMemoryPath } from './place.ts';
+import { isDamaged, openingProblem, sqliteCode } from './sqlite-errors.ts';
 
 /* Who serves a file, as its lock and the lock file tell: see lock.ts. */
 

@@ -15,9 +15,10 @@ import { bootId, hasBootId } from '../boot-id.ts';
 import { timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf } from '../errors.ts';
-import { connect, type Database, isDamaged, openingProblem, sqliteCode } from './database.ts';
+import { connect, type Database } from './database.ts';
 import { holderText, LOCK_PROBE_TIMEOUT_MS, readHolder, type Serving, servedBy } from './holder.ts';
 import { lockPath } from './place.ts';
+import { isDamaged, openingProblem, sqliteCode } from './sqlite-errors.ts';
 
 /**
  * Makes this process the only server of the file, until the returned function is called or the process dies in whatever

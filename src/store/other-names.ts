@@ -1,11 +1,12 @@
 import { AppError } from '../errors.ts';
 import { realPath, statusOf } from '../paths.ts';
 import { openFilesOf } from '../proc.ts';
-import { connect, kindOf, openingProblem, sqliteCode } from './database.ts';
+import { connect, kindOf } from './database.ts';
 import { beginExclusive } from './exclusive.ts';
 import { openerOf, openersOf } from './file-locks.ts';
 import { LOCK_PROBE_TIMEOUT_MS, servedBy } from './holder.ts';
 import { isMountPoint } from './mounts.ts';
+import { openingProblem, sqliteCode } from './sqlite-errors.ts';
 
 /**
  * A file that is opened by two names has two locks and two WALs, and writes by both damage it. Throws AppError

@@ -15,9 +15,10 @@ import {
 import { dirname } from 'node:path';
 import type { DeploymentId } from '../domain.ts';
 import { AppError, codeOf } from '../errors.ts';
-import { connect, isDamaged, isOurs, notOurs, pragmaNumber, sqliteCode } from './database.ts';
+import { connect, isOurs, pragmaNumber } from './database.ts';
 import { beginExclusive } from './exclusive.ts';
 import { giveName, giveToOwner, isLinkless, syncDirectory, syncFile } from './partial-file.ts';
+import { isDamaged, notOurs, sqliteCode } from './sqlite-errors.ts';
 
 /** SQLite reads these files with whatever database is beside them. */
 const SIDE_FILES = ['-wal', '-journal'] as const;

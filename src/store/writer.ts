@@ -1,17 +1,10 @@
 import { delay, type Effects } from '../effects.ts';
 import { AppError, isStorageProblem, isUnavailable } from '../errors.ts';
 import type { Change } from './changes.ts';
-import {
-  BUSY_TIMEOUT_MS,
-  checkpoint,
-  type Database,
-  isDamaged,
-  isFailureOfDisk,
-  type Statement,
-  sqliteCode,
-} from './database.ts';
+import { BUSY_TIMEOUT_MS, checkpoint, type Database, type Statement } from './database.ts';
 import { type InputOf, makeOperations, type OperationName, type OutputOf } from './operations.ts';
 import { CUT_SHORT, MOVED, watchPlace } from './place.ts';
+import { isDamaged, isFailureOfDisk, sqliteCode } from './sqlite-errors.ts';
 import { watchWal } from './wal.ts';
 import type { WriterMetrics } from './writer-metrics.ts';
 

@@ -28,16 +28,9 @@ import {
   TRIGGERS,
   WEBHOOK_STATUSES,
 } from '../../src/domain.ts';
-import {
-  APPLICATION_ID,
-  openForReading,
-  openForWriting,
-  openingProblem,
-  SCHEMA_VERSION,
-} from '../../src/store/database.ts';
+import { APPLICATION_ID, openForReading, openForWriting, SCHEMA_VERSION } from '../../src/store/database.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { changeFile } from '../helpers/files.ts';
-import { mountinfoLine } from '../helpers/mounts.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
@@ -316,29 +309,3 @@ t.test('a connection for reading cannot write', (t) => {
   writing.close();
   t.end();
 });
-
-t.test('where a network file system lacks what SQLite needs, the error says so', async (t) => {
-  const path = join(t.testdir(), 'davit.db');
-  const real = fs.readFileSync;
-  t.teardown(() => replaceRead(real));
-  for (const [type, code] of [
-    ['cifs', 'SQLITE_BUSY'],
-    ['9p', 'SQLITE_IOERR_SHMMAP'],
-  ] as const) {
-    replaceRead(() => mountinfoLine(t.testdirName, type));
-    t.match(openingProblem(path, new Sqlite.SqliteError('it failed', code)), {
-      code: 'conflict',
-      message: new RegExp(
-        `^cannot use ${path} \\(it failed\\): .* \\(${type}\\), .*: keep it on a local disk$`,
-      ),
-    });
-  }
-  replaceRead(real);
-  const busy = new Sqlite.SqliteError('database is locked', 'SQLITE_BUSY');
-  t.equal(openingProblem(path, busy), busy, 'on a local disk another process has locked it');
-});
-
-function replaceRead(readFileSync: (...words: never[]) => unknown): void {
-  Object.assign(fs, { readFileSync });
-  syncBuiltinESMExports();
-}
