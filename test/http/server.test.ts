@@ -8,7 +8,7 @@ import { newId } from '../../src/domain.ts';
 import { AppError } from '../../src/errors.ts';
 import { notFound } from '../../src/http/errors.ts';
 import { bodySchema, querySchema, refSchema } from '../../src/http/input-schemas.ts';
-import type { AnsweredRequest } from '../../src/http/server.ts';
+import type { AnsweredRequest } from '../../src/http/request-log.ts';
 import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import {
