@@ -1,8 +1,6 @@
 import type { IncomingMessage } from 'node:http';
-import { Readable } from 'node:stream';
 import { TLSSocket } from 'node:tls';
 import type { Request } from '@hapi/hapi';
-import type { Effects } from '../effects.ts';
 import { AppError, invalid } from '../errors.ts';
 import { dropBody, giveUpReading } from '../unread.ts';
 import { parseJson } from './json.ts';
@@ -228,59 +226,10 @@ export function interruptBody(req: IncomingMessage, problem: AppError): void {
 const interrupted = new WeakMap<IncomingMessage, AppError>();
 
 /** The event that tells the reader of a body. */
-const INTERRUPTED = Symbol('interrupted');
+export const INTERRUPTED = Symbol('interrupted');
 
 /** Whether the request has a body that was not read to its end. */
 export function isBodyPending({ raw: { req } }: Request): boolean {
   const isRead = req.complete && req.readableLength === 0;
   return announcesBody(req) && !isRead && !interrupted.has(req);
-}
-
-/**
- * `text` as a stream that ends only when the rest of the request's body has been drained. Closing the connection before
- * would reset it, and a client that reads only after sending everything would lose the response. Bounded in time and
- * bytes, as nginx's `lingering_close` is.
- */
-export function lingeringResponse(text: string, request: Request, effects: Effects): Readable {
-  const stream = new Readable({ read() {} });
-  stream.push(text);
-  drain(request.raw.req, effects, () => stream.push(null));
-  return stream;
-}
-
-const DRAIN_MAX_BYTES = 64 * 1024 * 1024;
-/** As nginx's `lingering_timeout` and `lingering_time`: some proxies read the response only after sending everything. */
-const DRAIN_CHECK_MS = 5_000;
-const DRAIN_MAX_CHECKS = 6;
-
-/** Discards the rest of the body until it ends, stalls for 5 s, takes 30 s, or exceeds DRAIN_MAX_BYTES. */
-function drain(req: IncomingMessage, effects: Effects, ended: () => void): void {
-  const { socket } = req;
-  const bytesBefore = socket.bytesRead;
-  let passedAtLastCheck = -1;
-  let checks = 0;
-  let cancelCheck = (): void => {};
-  req.on('end', stop).on('close', stop).on(INTERRUPTED, stop);
-  dropBody(req, DRAIN_MAX_BYTES, stop);
-  req.resume();
-  checkProgress();
-
-  function checkProgress(): void {
-    const passed = passedBytes();
-    if (passed === passedAtLastCheck || passed > DRAIN_MAX_BYTES || checks === DRAIN_MAX_CHECKS) {
-      stop();
-      return;
-    }
-    passedAtLastCheck = passed;
-    checks++;
-    cancelCheck = effects.after(DRAIN_CHECK_MS, checkProgress);
-  }
-  function passedBytes(): number {
-    return socket.bytesRead - bytesBefore;
-  }
-  function stop(): void {
-    cancelCheck();
-    req.off('end', stop).off('close', stop).off(INTERRUPTED, stop);
-    ended();
-  }
 }

@@ -11,7 +11,8 @@ import {
   unreadable,
 } from '../errors.ts';
 import type { Logger } from '../logger.ts';
-import { isBodyPending, lingeringResponse } from './body.ts';
+import { isBodyPending } from './body.ts';
+import { lingeringResponse } from './lingering.ts';
 
 /** An error response as plain data, so that hapi and a bare socket can send the same one. */
 export interface ErrorResponse {
