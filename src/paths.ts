@@ -73,7 +73,17 @@ export function textOf(path: string): string {
   }
 }
 
-/** Whether this user may use a file or a directory so, access(2), as far as permissions go: it may be on a read-only disk. */
+/** Whether this user may use a file or a directory so, access(2), and it is there. */
+export function isAccessible(path: string, mode: number): boolean {
+  try {
+    accessSync(path, mode);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** The same as far as permissions go: it may be on a read-only disk, or missing. */
 export function isPermitted(path: string, mode: number): boolean {
   try {
     accessSync(path, mode);

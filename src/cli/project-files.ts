@@ -2,13 +2,12 @@ import { constants, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { basename, isAbsolute } from 'node:path';
 import {
-  commandPath,
   commandProblem,
   directoryProblem,
-  type SpawnRequest,
   type StartProblem,
   startProblemText,
 } from '../deploy/command-file.ts';
+import { commandPath, type SpawnRequest } from '../deploy/command-path.ts';
 import { COMMAND_PATH, homeDirectory } from '../deploy/environment.ts';
 import { beginningOf, firstLineIn } from '../deploy/program-format.ts';
 import { parentProblem } from '../deploy/workspace.ts';

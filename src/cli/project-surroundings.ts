@@ -2,7 +2,7 @@ import { accessSync, constants, realpathSync } from 'node:fs';
 import { stat } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { isAbsolute } from 'node:path';
-import { givenPath } from '../deploy/command-file.ts';
+import { givenPath } from '../deploy/command-path.ts';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
 import { absolutePath, statusOf } from '../paths.ts';

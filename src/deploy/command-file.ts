@@ -1,25 +1,11 @@
-import { accessSync, constants, Stats, statSync } from 'node:fs';
-import { access, stat } from 'node:fs/promises';
-import { delimiter } from 'node:path';
+import { constants, Stats, statSync } from 'node:fs';
 import { codeOf } from '../errors.ts';
-import { octal, pathIn } from '../paths.ts';
+import { isAccessible, octal, pathIn } from '../paths.ts';
 import { printable } from '../printable.ts';
 import { isOnNoexec } from '../store/mounts.ts';
+import { commandPath, mayExecute, type SpawnRequest, searchPathOf } from './command-path.ts';
 import { COMMAND_PATH } from './environment.ts';
 import { beginningOf, firstLineIn, isNoProgram, loaderIn } from './program-format.ts';
-
-/** A command to start. */
-export interface SpawnRequest {
-  /**
-   * Argument vector. The first word is a path, relative to `directory`, or a bare name to find in the environment's
-   * PATH.
-   */
-  command: readonly [string, ...string[]];
-  /** Absolute. */
-  directory: string;
-  /** The whole of it. */
-  environment: Record<string, string>;
-}
 
 /** What is wrong with the files of a command, so that it cannot be started. */
 export type StartProblem =
@@ -78,7 +64,7 @@ export function whyNotStarted(code: string, request: SpawnRequest): string {
     case 'ENAMETOOLONG': {
       const problem = directoryProblem(request.directory) ?? commandProblem(request);
       if (problem !== undefined) return startProblemText(problem);
-      if (!may('/dev/null', constants.R_OK))
+      if (!isAccessible('/dev/null', constants.R_OK))
         return `/dev/null, which every command has as its stdin, cannot be read by this user (${code}): create it again, or mount /dev`;
       return code === 'ENOENT'
         ? `the command ${word} exists but could not be started (ENOENT): usually what its interpreter needs is missing`
@@ -215,69 +201,6 @@ function neededProblem(
   return isFile(stat) && mayExecute(path) ? undefined : missing;
 }
 
-/** The file that is run: a path is relative to the directory, a bare name is searched in PATH; undefined: not found. */
-export function commandPath(request: SpawnRequest): string | undefined {
-  return givenPath(request) ?? search(pathsOf(request));
-}
-
-/**
- * The same without blocking on a file system that hangs, as one over a network may: a bare name is searched in libuv's
- * threads, and only up to the first match.
- */
-export function findCommand(request: SpawnRequest): string | Promise<string | undefined> {
-  return givenPath(request) ?? searchAside(pathsOf(request));
-}
-
-/** The absolute path, if the command's first word is a path; undefined: it is a bare name. */
-export function givenPath({
-  command: [word],
-  directory,
-}: Pick<SpawnRequest, 'command' | 'directory'>): string | undefined {
-  return word.includes('/') ? pathIn(directory, word) : undefined;
-}
-
-/** The paths at which a bare name may be. */
-function pathsOf(request: SpawnRequest): string[] {
-  const { command, directory } = request;
-  const [word] = command;
-  return searchPathOf(request)
-    .split(delimiter)
-    .map((folder) => pathIn(directory, `${folder === '' ? '.' : folder}/${word}`));
-}
-
-function searchPathOf({ environment }: SpawnRequest): string {
-  return environment['PATH'] ?? '';
-}
-
-/** Like execvp(3): the first executable file, else the first file. What comes after the match may hang. */
-function search(paths: readonly string[]): string | undefined {
-  let there: string | undefined;
-  for (const path of paths) {
-    if (!isFile(statOf(path))) continue;
-    if (mayExecute(path)) return path;
-    there ??= path;
-  }
-  return there;
-}
-
-async function searchAside(paths: readonly string[]): Promise<string | undefined> {
-  let there: string | undefined;
-  for (const path of paths) {
-    const isFile = await stat(path).then(
-      (stats) => stats.isFile(),
-      () => false,
-    );
-    if (!isFile) continue;
-    const isExecutable = await access(path, constants.X_OK).then(
-      () => true,
-      () => false,
-    );
-    if (isExecutable) return path;
-    there ??= path;
-  }
-  return there;
-}
-
 /** Undefined: nothing is there; `hidden`: this user may not search a directory on the way. */
 type Found = Stats | 'hidden' | Unreachable | undefined;
 
@@ -308,17 +231,4 @@ function isUnreachable(found: Found): found is Unreachable {
 
 function isFile(found: Found): boolean {
   return found instanceof Stats && found.isFile();
-}
-
-function mayExecute(path: string): boolean {
-  return may(path, constants.X_OK);
-}
-
-function may(path: string, mode: number): boolean {
-  try {
-    accessSync(path, mode);
-    return true;
-  } catch {
-    return false;
-  }
 }

@@ -1,6 +1,6 @@
 import type { Effects } from '../effects.ts';
 import type { ProcessIdentity } from '../process-identity.ts';
-import type { SpawnRequest } from './command-file.ts';
+import type { SpawnRequest } from './command-path.ts';
 import type { ProcessEnd } from './posix.ts';
 import { stopTree } from './process-tree.ts';
 import { DEPLOYMENT_MARKER, type MarkedEnvironment, type TerminationDisposition } from './processes.ts';

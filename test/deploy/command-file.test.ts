@@ -17,14 +17,8 @@ import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import t from 'tap';
-import {
-  commandPath,
-  commandProblem,
-  directoryProblem,
-  findCommand,
-  type SpawnRequest,
-  whyNotStarted,
-} from '../../src/deploy/command-file.ts';
+import { commandProblem, directoryProblem, whyNotStarted } from '../../src/deploy/command-file.ts';
+import { commandPath, findCommand, type SpawnRequest } from '../../src/deploy/command-path.ts';
 import { posix } from '../helpers/commands.ts';
 import { ifMayMountFuse, onDeadMount, onHangingMount } from '../helpers/dead-mount.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';

@@ -6,7 +6,7 @@ import type { Readable, Writable } from 'node:stream';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import koffi from 'koffi';
 import t, { type Test } from 'tap';
-import type { SpawnRequest } from '../../src/deploy/command-file.ts';
+import type { SpawnRequest } from '../../src/deploy/command-path.ts';
 import { raiseOomScoreOf, withRaisedOomScore } from '../../src/deploy/oom-score.ts';
 import type { Posix } from '../../src/deploy/posix.ts';
 import { createSpawner, type Spawner, type StartedProcess } from '../../src/deploy/spawner.ts';
