@@ -79,7 +79,7 @@ export async function migrateOlder(
   const [{ lockForServing }, { refuseWhileOpen }, { giveToOwner }] = await Promise.all([
     import('../store/lock.ts'),
     import('../store/exclusive.ts'),
-    import('../store/partial-file.ts'),
+    import('../store/publish.ts'),
   ]);
   // The file itself, if this is a link to it.
   const path = realPath(dbPath);

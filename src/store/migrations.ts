@@ -4,7 +4,7 @@ import { AppError } from '../errors.ts';
 import { firstProblem } from './check.ts';
 import { connect, type Database, kindOf, SCHEMA_VERSION, schemaVersionOf } from './database.ts';
 import { beginExclusive } from './exclusive.ts';
-import { syncDirectory } from './partial-file.ts';
+import { syncDirectory } from './publish.ts';
 
 /** The step from one schema to the next. */
 export interface Migration {

@@ -2,16 +2,11 @@ import {
   closeSync,
   type Dirent,
   existsSync,
-  fsyncSync,
-  lchownSync,
-  linkSync,
   lstatSync,
   openSync,
   readdirSync,
   readlinkSync,
-  renameSync,
   rmSync,
-  type Stats,
   statfsSync,
   statSync,
   unlinkSync,
@@ -22,6 +17,7 @@ import { DAY_MS } from '../durations.ts';
 import { AppError, codeOf } from '../errors.ts';
 import { isAlive, processIdentity } from '../process-identity.ts';
 import { writableBytes } from './place.ts';
+import { giveName, nameTaken, syncDirectory, syncFile } from './publish.ts';
 
 /** A file that is written under a temporary name, in the directory where it will get its final name. */
 export interface PartialFile {
@@ -85,47 +81,6 @@ export function removePartial(path: string): void {
   for (const side of ['', ...SIDES]) rmSync(path + side, { force: true });
 }
 
-/** Makes links, renames and removals in a directory durable, on file systems that can do so. */
-export function syncDirectory(path: string): void {
-  try {
-    syncFile(path, 'r');
-  } catch (error) {
-    // fsync(2) of one that does not support it, as on some network file systems: all else has been done.
-    if (codeOf(error) !== 'EINVAL') throw error;
-  }
-}
-
-/** Makes all that was written to a file durable. */
-export function syncFile(path: string, flags = 'r+'): void {
-  const descriptor = openSync(path, flags);
-  try {
-    fsyncSync(descriptor);
-  } finally {
-    closeSync(descriptor);
-  }
-}
-
-/**
- * Renames a file. Throws AppError `conflict` if the name is taken: by link(2), which fails then, as Node has no rename
- * that does.
- */
-export function giveName(path: string, finalPath: string): void {
-  try {
-    linkSync(path, finalPath);
-    rmSync(path);
-  } catch (error) {
-    if (codeOf(error) === 'EEXIST' || existsSync(finalPath)) throw nameTaken(finalPath, error);
-    // Without links, the check just above is all that protects another file of that name.
-    if (!isLinkless(error)) throw error;
-    renameSync(path, finalPath);
-  }
-}
-
-/** Whether a link failed because the file system has no hard links, as those of USB sticks and some networks. */
-export function isLinkless(error: unknown): boolean {
-  return ['EPERM', 'ENOTSUP', 'ENOSYS', 'EOPNOTSUPP'].includes(codeOf(error));
-}
-
 /**
  * Checks a name before the work begins. Throws AppError `conflict` if it is taken or too long, or if SQLite or davit
  * would take a file of that name for a part of the one beside it; `shown`: as it was given.
@@ -156,12 +111,6 @@ export function refuseName(path: string, shown: string): void {
     throw new AppError('conflict', `${shown} is too long for a name: choose another one`, { cause: error });
   }
   throw nameTaken(shown);
-}
-
-function nameTaken(path: string, cause?: unknown): AppError {
-  return new AppError('conflict', `${path} is there already: choose another name, nothing is overwritten`, {
-    cause,
-  });
 }
 
 /**
@@ -199,11 +148,4 @@ function removeIfAllowed(path: string): void {
 /** The number of the PID namespace of this process, pid_namespaces(7). */
 function ownNamespace(): string {
   return /\d+/.exec(readlinkSync('/proc/self/ns/pid'))?.[0] ?? '0';
-}
-
-/** Gives files that root created to the owner of the database, so that the service can use them. */
-export function giveToOwner(paths: string[], { uid, gid }: Stats): void {
-  if (process.getuid?.() !== 0) return;
-  // Symbolic links are not followed, with which the owner of the directory could have root give away any file.
-  for (const path of paths) lchownSync(path, uid, gid);
 }

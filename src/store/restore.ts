@@ -17,7 +17,7 @@ import type { DeploymentId } from '../domain.ts';
 import { AppError, codeOf } from '../errors.ts';
 import { connect, isOurs, pragmaNumber } from './database.ts';
 import { beginExclusive } from './exclusive.ts';
-import { giveName, giveToOwner, isLinkless, syncDirectory, syncFile } from './partial-file.ts';
+import { giveName, giveToOwner, isLinkless, syncDirectory, syncFile } from './publish.ts';
 import { isDamaged, notOurs, sqliteCode } from './sqlite-errors.ts';
 
 /** SQLite reads these files with whatever database is beside them. */

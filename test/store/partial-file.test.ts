@@ -1,5 +1,4 @@
 import {
-  chownSync,
   existsSync,
   mkdirSync,
   readdirSync,
@@ -14,9 +13,8 @@ import { basename, join } from 'node:path';
 import t from 'tap';
 import { DAY_MS } from '../../src/durations.ts';
 import { processIdentity } from '../../src/process-identity.ts';
-import { giveToOwner, startPartial, syncDirectory } from '../../src/store/partial-file.ts';
+import { startPartial } from '../../src/store/partial-file.ts';
 import { diskCallsOf } from '../helpers/disk-calls.ts';
-import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 const NOW_MS = 100 * DAY_MS;
@@ -63,12 +61,6 @@ t.test('publishing replaces no existing file, also on a file system without hard
     t.match(calls.slice(-2), [/^rename \S+ free$/, /^sync /], code);
     t.strictSame(readdirSync(directory), ['free', 'taken']);
   }
-});
-
-t.test('a file system that cannot sync directories is no reason to fail, a disk that fails is', async (t) => {
-  const directory = temporaryDirectory(t);
-  diskCallsOf(() => syncDirectory(directory), { fsyncSync: 'EINVAL' });
-  t.throws(() => diskCallsOf(() => syncDirectory(directory), { fsyncSync: 'EIO' }), { code: 'EIO' });
 });
 
 t.test('whatever already has the name of the partial file is left alone', async (t) => {
@@ -138,16 +130,4 @@ t.test('an abandoned file that cannot be removed prevents no other one', async (
   symlinkSync(`${basename(left)}-loop`, `${left}-loop`);
   const another = startPartial(directory, NOW_MS);
   t.strictSame(readdirSync(directory).sort(), [basename(left), basename(another.path)].sort());
-});
-
-t.test('giveToOwner changes the owner of a file, and follows no link', ifMayBeNobody(), async (t) => {
-  const directory = temporaryDirectory(t);
-  const [file, link] = [join(directory, 'file'), join(directory, 'link')];
-  writeFileSync(file, '');
-  symlinkSync(file, link);
-  giveToOwner([link], { ...statSync(file), uid: 65_534, gid: 65_533 } as never);
-  t.match(statSync(file), { uid: 0, gid: 0 });
-  chownSync(directory, 65_534, 65_533);
-  giveToOwner([file], statSync(directory));
-  t.match(statSync(file), { uid: 65_534, gid: 65_533 });
 });
