@@ -28,6 +28,14 @@ import { type Metrics, startMetrics } from './metrics/metrics.ts';
 import { realPath } from './paths.ts';
 import { hasOrphans, hiddenProcessesProblem, requireOwnProc } from './proc.ts';
 import { createReadiness } from './readiness.ts';
+import {
+  createStopTime,
+  LAST_ATTEMPTS_MS,
+  LAST_RECOVERY_MS,
+  LAST_REMOVALS_MS,
+  LAST_REQUESTS_MS,
+  REQUESTS_IN_FLIGHT_MS,
+} from './stop-time.ts';
 import { openForWriting, SCHEMA_VERSION } from './store/database.ts';
 import { lockForServing } from './store/lock.ts';
 import { networkProblem } from './store/mounts.ts';
@@ -61,28 +69,8 @@ export interface Service {
 /** Only an upper bound: the pruner itself returns when its next step is due. */
 const PRUNING_IDLE_MS = 60_000;
 const KILL_GRACE_MS = 10_000;
-const LAST_REQUESTS_MS = 1_500;
-/** For the files of the last commands. */
-const LAST_REMOVALS_MS = 1_000;
-/**
- * How long attempts that are under way may go on when davit stops. Only those to receivers that hang do not end by then,
- * and are made again at the next start.
- */
-const LAST_ATTEMPTS_MS = 2_500;
-/**
- * What is waited for after the commands has less time than the above if one of them had all of its time: that is 27 s of
- * the 30 that a stop may take.
- */
-const LAST_WAITS_UNTIL_MS = 27_500;
-/** When hapi stops, it closes idle connections at once: a request that was just sent on one would get no answer. */
-export const REQUESTS_IN_FLIGHT_MS = 50;
 /** By then every process that can be killed is gone. The API does not wait for others, nor for a full disk. */
 export const RECOVERY_WAIT_MS = 20_000;
-/**
- * How long davit that stops waits for a recovery that had its 20 s: one more try of a record. The next start does the
- * rest. One that waits for a process that cannot be ended kept the file open until davit was killed.
- */
-export const LAST_RECOVERY_MS = 1_500;
 const WAL_STAYS =
   'the -wal stays, and may hold a part of the file: keep them together (another process has the file open, the disk is ' +
   'full, or the file was moved)';
@@ -106,8 +94,7 @@ export async function startService(
   if (limitProblem !== undefined) throw new AppError('conflict', limitProblem);
   const lookupsMax = lookupThreads();
   await startPool();
-  /** On the monotonic clock; undefined: it has not begun to stop. */
-  let stoppingSinceMs: number | undefined;
+  const stopTime = createStopTime(effects);
   await using started = new AsyncDisposableStack();
   // First, as loading the thread takes as long as everything that is done before it is needed.
   const writerThread = startWriterThread(onFatal);
@@ -153,7 +140,7 @@ export async function startService(
   const spawner = createSpawner(posix, effects, adopts);
   started.defer(spawner.close);
   const dispatcher = startDispatcherThread(onFatal, effects);
-  started.defer(() => dispatcher.stop(atMost(LAST_ATTEMPTS_MS)));
+  started.defer(() => dispatcher.stop(stopTime.atMost(LAST_ATTEMPTS_MS)));
 
   // Before the recovery, so that the deployments that it ends are counted.
   let metrics: Metrics | undefined;
@@ -177,7 +164,7 @@ export async function startService(
     effects,
     logger,
   });
-  started.defer(() => workspaces.close(atMost(LAST_REMOVALS_MS)));
+  started.defer(() => workspaces.close(stopTime.atMost(LAST_REMOVALS_MS)));
   await tryListening(config.listen);
   const recovery = recover(store, {
     killGraceMs: KILL_GRACE_MS,
@@ -244,7 +231,7 @@ export async function startService(
   );
   started.defer(async () => {
     await delay(REQUESTS_IN_FLIGHT_MS, effects);
-    await http.stop({ timeout: atMost(LAST_REQUESTS_MS) });
+    await http.stop({ timeout: stopTime.atMost(LAST_REQUESTS_MS) });
   });
   // Stopped before the server: that answers the requests that wait for a deployment, so they do not delay the stop.
   started.defer(watches.close);
@@ -279,7 +266,7 @@ export async function startService(
     // a write, which must not delay the SIGTERM of commands.
     await Promise.all([executor.stop(config.shutdownGraceMs), ...upkeep.map(({ stop }) => stop())]);
     await loop.stop();
-    await isWithin(recovery, atMost(LAST_RECOVERY_MS), effects);
+    await isWithin(recovery, stopTime.atMost(LAST_RECOVERY_MS), effects);
   });
 
   const running = started.move();
@@ -294,22 +281,17 @@ export async function startService(
       if (certificate === null && caPem === null) logger.info('there are no certificates to reload');
     },
     stop() {
-      stoppingSinceMs = effects.monotonicMs();
+      stopTime.begin();
       return running.disposeAsync();
     },
   };
-
-  function atMost(waitMs: number): number {
-    const passedMs = stoppingSinceMs === undefined ? 0 : effects.monotonicMs() - stoppingSinceMs;
-    return Math.max(0, Math.min(waitMs, LAST_WAITS_UNTIL_MS - passedMs));
-  }
 
   async function stopIfTold(): Promise<void> {
     // The steps before may have left the event loop no turn, in which a signal is seen; the first one may be half over.
     await nextTurn();
     await nextTurn();
     if (!toldToStop.aborted) return;
-    await isWithin(recovery, atMost(LAST_RECOVERY_MS), effects);
+    await isWithin(recovery, stopTime.atMost(LAST_RECOVERY_MS), effects);
     toldToStop.throwIfAborted();
   }
 }
