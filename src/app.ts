@@ -90,8 +90,7 @@ export async function startService(
   onFatal: (error: unknown) => void,
   toldToStop: AbortSignal = new AbortController().signal,
 ): Promise<Service> {
-  const limitProblem = processesProblem() ?? ownFilesProblem(config.maxConcurrent) ?? reservedMemoryProblem();
-  if (limitProblem !== undefined) throw new AppError('conflict', limitProblem);
+  refuseTightLimits(config);
   const lookupsMax = lookupThreads();
   await startPool();
   const stopTime = createStopTime(effects);
@@ -131,10 +130,7 @@ export async function startService(
   });
   started.defer(store.close);
   const temporaryDirectory = tmpdir();
-  const noFiles = parentProblem(temporaryDirectory);
-  // Without projects that have a command, davit needs no temporary directory: the file may be all it can write to.
-  if (noFiles?.mayPass === false && store.reads.projects.list().some(({ command }) => command !== null))
-    throw new AppError('conflict', `${noFiles.message}: ${noFiles.advice}`);
+  refuseWithoutTemporaryFiles(temporaryDirectory, store);
   // The first process of a PID namespace inherits orphans even without being a subreaper.
   const adopts = posix.becomeSubreaper() || process.pid === 1;
   const spawner = createSpawner(posix, effects, adopts);
@@ -143,19 +139,8 @@ export async function startService(
   started.defer(() => dispatcher.stop(stopTime.atMost(LAST_ATTEMPTS_MS)));
 
   // Before the recovery, so that the deployments that it ends are counted.
-  let metrics: Metrics | undefined;
-  if (config.metricsListen !== null && metricsMemory !== undefined) {
-    metrics = await startMetrics({
-      listen: config.metricsListen,
-      reads: store.reads,
-      dbPath,
-      metrics: [...writerMetrics(metricsMemory.writer).all, ...deliveryMetrics(metricsMemory.dispatcher).all],
-      commandSlots: config.maxConcurrent,
-      effects,
-      logger,
-    });
-    started.defer(metrics.close);
-  }
+  const metrics = await startMetricsOf(config, metricsMemory, store, effects, logger);
+  if (metrics !== undefined) started.defer(metrics.close);
 
   const workspaces = createWorkspaces({
     parent: temporaryDirectory,
@@ -296,6 +281,12 @@ export async function startService(
   }
 }
 
+/** Throws AppError `conflict` if the system allows davit too little to run at all. */
+function refuseTightLimits({ maxConcurrent }: ServeConfig): void {
+  const limitProblem = processesProblem() ?? ownFilesProblem(maxConcurrent) ?? reservedMemoryProblem();
+  if (limitProblem !== undefined) throw new AppError('conflict', limitProblem);
+}
+
 /** Of what davit runs with, but may not do well with. */
 function warningsAtStart({ dbPath, maxConcurrent }: ServeConfig): string[] {
   const network = networkProblem(dbPath);
@@ -309,6 +300,36 @@ function warningsAtStart({ dbPath, maxConcurrent }: ServeConfig): string[] {
     hiddenProcessesProblem(),
   ];
   return warnings.filter((warning) => warning !== undefined);
+}
+
+/**
+ * Without projects that have a command, davit needs no temporary directory: the file may be all it can write to. Throws
+ * AppError `conflict` if it needs one that it cannot use.
+ */
+function refuseWithoutTemporaryFiles(directory: string, { reads }: Store): void {
+  const noFiles = parentProblem(directory);
+  if (noFiles?.mayPass === false && reads.projects.list().some(({ command }) => command !== null))
+    throw new AppError('conflict', `${noFiles.message}: ${noFiles.advice}`);
+}
+
+/** Undefined: metrics are off. `memory`: where the other threads count. */
+function startMetricsOf(
+  { metricsListen, dbPath, maxConcurrent }: ServeConfig,
+  memory: { writer: SharedArrayBuffer; dispatcher: SharedArrayBuffer } | undefined,
+  { reads }: Store,
+  effects: Effects,
+  logger: Logger,
+): Promise<Metrics> | undefined {
+  if (metricsListen === null || memory === undefined) return undefined;
+  return startMetrics({
+    listen: metricsListen,
+    reads,
+    dbPath,
+    metrics: [...writerMetrics(memory.writer).all, ...deliveryMetrics(memory.dispatcher).all],
+    commandSlots: maxConcurrent,
+    effects,
+    logger,
+  });
 }
 
 /**
