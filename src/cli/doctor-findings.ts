@@ -1,33 +1,29 @@
 import { findMarked } from '../deploy/processes.ts';
-import { type Key, timestamp } from '../domain.ts';
-import { DAY_MS, endsSoonFrom, formatDuration, MINUTE_MS } from '../durations.ts';
+import { timestamp } from '../domain.ts';
+import { formatDuration, MINUTE_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import { codeOf, messageOf } from '../errors.ts';
-import { printable } from '../printable.ts';
-import { readProc } from '../proc.ts';
-import { quoteForBash } from '../shell-words.ts';
 import { type Unusable, whatIsWrong } from '../store/check.ts';
-import type { ExaminedFile, KeptTransaction, OlderFile } from '../store/doctor.ts';
+import type { ExaminedFile, OlderFile } from '../store/doctor.ts';
 import { servedWithoutLock } from '../store/holder.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import { isFailureOfDisk, isLocked } from '../store/sqlite-errors.ts';
 import type { Reads } from '../store/store.ts';
-import { WAL_LARGE_BYTES } from '../store/wal.ts';
-import { formatBytes } from './bytes.ts';
-import { ageMs, type Case } from './doctor-case.ts';
+import type { Case } from './doctor-case.ts';
 import { checkDeployments, type LookedUp } from './doctor-deployments.ts';
 import { checkDisk } from './doctor-disk.ts';
 import { checkLeftovers, checkPermissions } from './doctor-files.ts';
+import { checkKeys } from './doctor-keys.ts';
+import { checkLeftWal, checkServedWal, checkWrites, fuser } from './doctor-wal.ts';
 import { checkWebhooks } from './doctor-webhooks.ts';
 import { type Finding, isProblem, note, ok, orOk, problem } from './findings.ts';
-import { nameOfKey, nameOfProject } from './names.ts';
+import { nameOfProject } from './names.ts';
 import { checkTemporaryDirectory } from './project-files.ts';
 import { findingsOf } from './project-findings.ts';
 import { type Surroundings, surroundingsOf } from './project-surroundings.ts';
 
 /** Clocks that NTP synchronises differ by less. */
 const CLOCK_AHEAD_MS = MINUTE_MS;
-const KEY_EXPIRED_LATELY_MS = 14 * DAY_MS;
 
 /** Checks what surrounds a file, without opening it: permissions, disk, WAL, leftovers. */
 export function findingsOfPlace(file: Case): Finding[] {
@@ -131,11 +127,6 @@ function cutShort(check: 'integrity' | 'wal', { path }: Case): Finding {
   );
 }
 
-/** The command that lists the processes that have a file open. */
-function fuser(file: string): string {
-  return `'fuser -v ${quoteForBash(file)}'`;
-}
-
 /** For a file of an older davit, whose contents can be checked only once it is migrated. */
 export function findingsOfOlder({ service }: Case, { schemaVersion, damage: found }: OlderFile): Finding[] {
   return [
@@ -151,62 +142,6 @@ export function findingsOfOlder({ service }: Case, { schemaVersion, damage: foun
 }
 
 const RESTORE = "restore the last backup: 'davit restore --help'";
-
-function checkLeftWal({ walBytes }: Case): Finding {
-  const message = walText(walBytes);
-  if (walBytes > WAL_LARGE_BYTES) {
-    return problem('wal', message, 'start davit serve and stop it again: that copies it into the file');
-  }
-  if (walBytes === 0) return ok('wal', message);
-  return note('wal', `${message}: the service did not stop cleanly; nothing is lost`, null);
-}
-
-/** After a long read the WAL keeps its size until the next write, however much of it is copied by then. */
-function checkServedWal({ walBytes }: Case, uncopiedBytes: number): Finding {
-  const message = walText(walBytes);
-  if (uncopiedBytes > WAL_LARGE_BYTES) {
-    return problem(
-      'wal',
-      `${message}, of which ${formatBytes(uncopiedBytes)} are not copied into the file`,
-      'a program that reads for long holds it up, usually a backup: once that has ended, restart davit serve',
-    );
-  }
-  if (walBytes <= WAL_LARGE_BYTES) return ok('wal', message);
-  return note('wal', `${message}: a write makes it short again once no program reads it any more`, null);
-}
-
-function walText(walBytes: number): string {
-  return `the WAL has ${formatBytes(walBytes)}`;
-}
-
-function checkWrites(
-  { path }: Case,
-  kept: KeptTransaction | undefined,
-  { serviceProcessId }: Surroundings,
-): Finding {
-  if (kept === undefined) return ok('writes', 'no process keeps a write transaction');
-  const { processId } = kept;
-  if (processId !== null && processId === serviceProcessId) {
-    return problem(
-      'writes',
-      `the service, process ${processId}, does not come to the end of a commit: its disk hardly answers, or not at all`,
-      'see what the kernel says of the disk (dmesg)',
-    );
-  }
-  return problem(
-    'writes',
-    `${processText(processId)} keeps a write transaction: until it ends, davit answers 503 and starts nothing`,
-    processId === null
-      ? `end its transaction, or the process: ${fuser(`${path}-shm`)} shows which ones have the file open`
-      : 'end its transaction, or the process',
-  );
-}
-
-function processText(processId: number | null): string {
-  if (processId === null) return 'another process';
-  const name = readProc(`/proc/${processId}/comm`)?.trim();
-  return `process ${processId}${name === undefined ? '' : ` (${printable(name)})`}`;
-}
 
 function checkIntegrity(examination: ExaminedFile['examination']): Finding[] {
   const findings = examination
@@ -267,33 +202,4 @@ function checkProjects(reads: Reads, surroundings: Surroundings): Finding[] {
   const findings = [...ofAll, ...ofEach].map((finding): Finding => ({ ...finding, check: 'projects' }));
   const startable = projects.some(({ command }) => command !== null) ? ', each command can be started' : '';
   return orOk(findings, 'projects', `${projects.length} of them${startable}`);
-}
-
-function checkKeys({ nowMs }: Case, reads: Reads): Finding[] {
-  const keys = reads.keys.list().filter(({ revoked_at }) => revoked_at === null);
-  const live = keys.filter(({ expires_at }) => ageMs(expires_at, nowMs) <= 0);
-  const ending = live
-    .filter((key) => expiresSoon(key, nowMs))
-    .map((key) =>
-      problem(
-        'keys',
-        `${nameOfKey(key)} expires at ${key.expires_at}`,
-        'replace it before then: davit admin key create',
-      ),
-    );
-  // A note, as that may be what was meant; but whoever is refused since may not know why.
-  const ended = keys
-    .filter((key) => !live.includes(key) && ageMs(key.expires_at, nowMs) < KEY_EXPIRED_LATELY_MS)
-    .map((key) =>
-      note(
-        'keys',
-        `${nameOfKey(key)} expired at ${key.expires_at}`,
-        `replace it if somebody still needs it: davit admin key create; if not, davit admin key revoke ${key.id}`,
-      ),
-    );
-  return orOk([...ending, ...ended], 'keys', `${live.length} of them, none expires soon`);
-}
-
-function expiresSoon({ created_at, expires_at }: Key, nowMs: number): boolean {
-  return expires_at !== null && nowMs > endsSoonFrom(Date.parse(created_at), Date.parse(expires_at));
 }
