@@ -18,9 +18,9 @@ const F_DUPFD_CLOEXEC = 1030;
 
 /**
  * libuv accepts one connection per listening socket and turn of the event loop (libuv#3696). With 256 busy connections a
- * turn takes 30 ms: of 256 new connections the last was answered after 2 s, and now is after 0.2 s. So this starts
- * `listener` and further servers on duplicates of its socket, which hand it the connections that they accept, and close
- * with it.
+ * turn takes 30 ms: of 256 new connections the last was answered after 2 s, with several sockets after 0.2. So this
+ * starts `listener` and further servers on duplicates of its socket, which hand it the connections that they accept,
+ * and close with it.
  */
 export function acceptors(
   listener: Listener,

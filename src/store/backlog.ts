@@ -123,7 +123,7 @@ export function backlogReads(database: Database, deployments: DeploymentReads, w
       FROM deliveries WHERE webhook_id = +:id AND status = 'pending'`);
   // The last attempt of an unfinished delivery was a success if the delivery was requested again since.
   const lastError = database
-    .prepare<[string], string>(`
+    .prepare<[string], string | number>(`
       SELECT coalesce(a.error, a.status_code)
         FROM (SELECT id, attempt_count FROM deliveries
                WHERE webhook_id = +? AND status = 'pending'

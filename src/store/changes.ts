@@ -41,7 +41,7 @@ export function concernsDeployments(change: Change): boolean {
   return change === 'everything' || !concernsDeliveries(change);
 }
 
-/** The webhook that has new deliveries; undefined for any other change. */
+/** The webhook that has deliveries to send, new ones or retries that were made due; undefined for any other change. */
 export function webhookOf(change: Change): WebhookId | undefined {
   return parseId('whk', change);
 }
