@@ -233,15 +233,8 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
         retryAfterMs = retryAfterOf(response, effects.now());
       } catch (error) {
         const place = watched.placeOf(baseUrl.host, error);
-        const status = proxyStatusOf(error);
-        const mayPass =
-          isDropped(error) ||
-          // A name that had an address is right: its DNS server is at fault for the moment.
-          (hadAddress && firstCodeOf(error) === 'ENOTFOUND') ||
-          // While the service restarts, a proxy may show a certificate of its own, refuse TLS or answer in plain text.
-          (wasReached && (isGarbled(error) || watched.isUnsent(error)));
-        mayBeDone ||= status === undefined && !watched.isUnsent(error);
-        if (status === 407 || !mayPass) {
+        mayBeDone ||= proxyStatusOf(error) === undefined && !watched.isUnsent(error);
+        if (!mayPass(error)) {
           asked.onTry?.(mayBeDone);
           throw explained(error, place);
         }
@@ -251,6 +244,18 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
       asked.onTry?.(mayBeDone);
       await waiting.wait(why, retryAfterMs, unansweredSinceMs);
     }
+  }
+
+  /** Whether another try may be answered after one that failed so. */
+  function mayPass(error: unknown): boolean {
+    if (proxyStatusOf(error) === 407) return false;
+    return (
+      isDropped(error) ||
+      // A name that had an address is right: its DNS server is at fault for the moment.
+      (hadAddress && firstCodeOf(error) === 'ENOTFOUND') ||
+      // While the service restarts, a proxy may show a certificate of its own, refuse TLS or answer in plain text.
+      (wasReached && (isGarbled(error) || watched.isUnsent(error)))
+    );
   }
 
   /**
