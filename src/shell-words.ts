@@ -29,10 +29,19 @@ export function unquote(typed: string): string {
 export function quoteForBash(value: string, typed = ''): string {
   switch (typed.charAt(0)) {
     case "'":
-      return value.replaceAll("'", "'\\''");
+      return betweenSingleQuotes(value);
     case '"':
       return value.replaceAll(/["$`\\]/g, '\\$&');
     default:
       return value.replaceAll(/[^\w@%+=:,./\u0080-\uffff-]/g, '\\$&');
   }
+}
+
+/** `value` in single quotes, which any shell takes literally. */
+export function singleQuoted(value: string): string {
+  return `'${betweenSingleQuotes(value)}'`;
+}
+
+function betweenSingleQuotes(value: string): string {
+  return value.replaceAll("'", "'\\''");
 }

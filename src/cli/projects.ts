@@ -1,6 +1,7 @@
 import type { Command } from 'commander';
 import { formatDuration } from '../durations.ts';
 import { option } from '../options.ts';
+import { singleQuoted } from '../shell-words.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import { type CommandContext, explain, jsonOption } from './command.ts';
 import { type ConfirmedOptions, confirm } from './confirm.ts';
@@ -193,7 +194,5 @@ async function archive(
 
 /** As it would be typed in a shell. */
 function quoted(words: readonly string[]): string {
-  return words
-    .map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`))
-    .join(' ');
+  return words.map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : singleQuoted(word))).join(' ');
 }

@@ -1,5 +1,6 @@
 import type { Plugin, ResponseObject, ResponseToolkit } from '@hapi/hapi';
 import { assetText } from '../assets.ts';
+import { singleQuoted } from '../shell-words.ts';
 import { anyQuery } from './input-schemas.ts';
 import type { JsonSchema } from './json-schema.ts';
 import { describeApi } from './openapi.ts';
@@ -312,10 +313,7 @@ function curl(method: string, path: string, { parameters = [], requestBody, secu
     lines.push(`-H "Idempotency-Key: ${RANDOM_TEXT}"`);
   const body = requestBody?.content['application/json']?.example;
   if (body !== undefined) {
-    lines.push(
-      "-H 'Content-Type: application/json'",
-      `-d '${JSON.stringify(body).replaceAll("'", "'\\''")}'`,
-    );
+    lines.push("-H 'Content-Type: application/json'", `-d ${singleQuoted(JSON.stringify(body))}`);
   }
   return lines.join(' \\\n  ');
 }
