@@ -6,13 +6,13 @@ import type { ProcessIdentity } from '../process-identity.ts';
 import type { InputOf, OutputOf } from '../store/operations.ts';
 import type { ClaimedDeployment } from '../store/queue.ts';
 import type { Store } from '../store/store.ts';
-import { type DeploymentEnd, PROJECT_ARCHIVED } from '../store/transitions.ts';
 import { writePersistently } from '../store/writer.ts';
 import { baseEnvironment, commandEnvironment } from './environment.ts';
 import { createLogKeeper, type LogKeeper } from './log.ts';
+import { endOf, type Outcome } from './outcome.ts';
 import { type Outputs, readOutputs } from './outputs.ts';
 import { type Run, type RunOutcome, run, type StopRequest } from './run.ts';
-import { notStarted, type Shortage, type Spawner } from './spawner.ts';
+import { notStarted, type Spawner } from './spawner.ts';
 import type { Workspace, Workspaces } from './workspace.ts';
 
 export interface ExecutorOptions {
@@ -49,12 +49,6 @@ const RECORD_PROCESS_AFTER_MS = 20;
 const CLAIMS_MAX = 64;
 
 const TRY_AGAIN_EVERY_MS = 1_000;
-
-/** How a deployment ends. */
-type Outcome =
-  | Exclude<RunOutcome, Shortage>
-  /** The service stopped, or the project was archived, while it waited to start. */
-  | { kind: 'neverStarted' | 'archived' };
 
 interface RunResult<End = Outcome> {
   outcome: End;
@@ -316,44 +310,5 @@ export function createExecutor(options: ExecutorOptions): Executor {
     track(record('deployments.setProcess', { id, ...identity })).catch((error) =>
       logger.error({ err: error, deployment_id: id }, 'the process of a deployment is not recorded'),
     );
-  }
-}
-
-/** The end that is recorded for the outcome of a deployment. */
-export function endOf(id: DeploymentId, outcome: Outcome, outputs: Outputs['outputs']): DeploymentEnd {
-  const none = { id, message: null, exitCode: null, signal: null, outputs };
-  switch (outcome.kind) {
-    case 'exited':
-      return outcome.exitCode === 0
-        ? { ...none, status: 'succeeded', reason: null, exitCode: 0 }
-        : { ...none, status: 'failed', reason: 'exit_code', exitCode: outcome.exitCode };
-    case 'signalled':
-      return { ...none, status: 'failed', reason: 'signal', signal: outcome.signal };
-    case 'timedOut':
-      return { ...none, status: 'failed', reason: 'timeout' };
-    case 'idleTimedOut':
-      return { ...none, status: 'failed', reason: 'idle_timeout' };
-    case 'notStarted':
-      return { ...none, status: 'failed', reason: 'spawn_failed', message: outcome.cause };
-    case 'interrupted':
-      return {
-        ...none,
-        status: 'failed',
-        reason: 'interrupted',
-        message: 'davit stopped while this ran; it may have done a part of its work',
-      };
-    case 'neverStarted':
-      return {
-        ...none,
-        status: 'failed',
-        reason: 'interrupted',
-        message: 'davit stopped before this could start: nothing was run',
-      };
-    case 'canceled':
-      return { ...none, status: 'canceled', reason: 'user' };
-    case 'archived':
-      return { ...none, status: 'canceled', reason: 'user', message: PROJECT_ARCHIVED };
-    default:
-      return outcome satisfies never;
   }
 }

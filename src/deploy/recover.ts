@@ -6,7 +6,7 @@ import type { ProcessStat } from '../process-identity.ts';
 import type { RunningDeployment } from '../store/deployments.ts';
 import type { Store } from '../store/store.ts';
 import { writePersistently } from '../store/writer.ts';
-import { endOf } from './executor.ts';
+import { endOf } from './outcome.ts';
 import { signal, stopTree } from './process-tree.ts';
 import { visitProcesses } from './processes.ts';
 import type { Workspaces } from './workspace.ts';
