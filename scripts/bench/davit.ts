@@ -12,8 +12,8 @@ import {
 } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { openForWriting } from '../../src/store/database.ts';
+import { createWriter } from '../../src/store/group-commit.ts';
 import { WEBHOOKS_OF_KEY_MAX } from '../../src/store/webhooks.ts';
-import { createWriter } from '../../src/store/writer.ts';
 import type { Bench } from './measure.ts';
 import { lineOf, monotonicMs, type Running, start } from './processes.ts';
 

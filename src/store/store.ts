@@ -6,6 +6,7 @@ import { type Database, openForReading, openForWriting } from './database.ts';
 import { deliveryReads } from './deliveries.ts';
 import { deploymentReads } from './deployments.ts';
 import { gaugeReads } from './gauges.ts';
+import { createWriter } from './group-commit.ts';
 import { instanceReads } from './instance.ts';
 import { keyReads } from './keys.ts';
 import { logReads } from './logs.ts';
@@ -14,7 +15,7 @@ import { projectReads } from './projects.ts';
 import { createMoments, createReadCache } from './read-cache.ts';
 import { replayReads } from './replays.ts';
 import { webhookReads } from './webhooks.ts';
-import { createWriter, type Writer } from './writer.ts';
+import type { Writer } from './writer.ts';
 import { connectWriter } from './writer-port.ts';
 import type { WriterThreadData } from './writer-thread.ts';
 

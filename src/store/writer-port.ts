@@ -2,8 +2,9 @@ import type { MessagePort, Worker } from 'node:worker_threads';
 import { AppError } from '../errors.ts';
 import { createSlots } from '../slots.ts';
 import type { Change } from './changes.ts';
+import type { GroupCommit, QueuedWrite } from './group-commit.ts';
 import type { InputOf, OperationName, OutputOf } from './operations.ts';
-import type { CommitListener, GroupCommit, QueuedWrite, Writer } from './writer.ts';
+import type { CommitListener, Writer } from './writer.ts';
 
 /*
  * The writer's interface across threads. With commits in a thread of their own, requests are read while the disk syncs:

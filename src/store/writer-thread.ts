@@ -6,7 +6,7 @@ import { releaseStartMemory } from '../memory.ts';
 import { concernsDeliveries, concernsDeployments } from './changes.ts';
 import { createCheckpoints } from './checkpoints.ts';
 import { checkpoint, openForWriting } from './database.ts';
-import { createGroupCommit } from './writer.ts';
+import { createGroupCommit } from './group-commit.ts';
 import { writerMetrics } from './writer-metrics.ts';
 import { serveWriter } from './writer-port.ts';
 

@@ -2,7 +2,7 @@ import t from 'tap';
 import { newMetricsMemory } from '../../src/metric-cells.ts';
 import { exposition } from '../../src/metrics/exposition.ts';
 import { openForWriting } from '../../src/store/database.ts';
-import { createGroupCommit, type QueuedWrite, type WriteResult } from '../../src/store/writer.ts';
+import { createGroupCommit, type QueuedWrite, type WriteResult } from '../../src/store/group-commit.ts';
 import { writerMetrics } from '../../src/store/writer-metrics.ts';
 import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';

@@ -4,7 +4,7 @@ import { MessageChannel } from 'node:worker_threads';
 import t, { type Test } from 'tap';
 import { AppError } from '../../src/errors.ts';
 import type { Change } from '../../src/store/changes.ts';
-import type { GroupCommit, QueuedWrite } from '../../src/store/writer.ts';
+import type { GroupCommit, QueuedWrite } from '../../src/store/group-commit.ts';
 import { connectWriter, serveWriter } from '../../src/store/writer-port.ts';
 
 t.test('what awaits a write runs before what the listeners of its change put off', async (t) => {
