@@ -1,6 +1,5 @@
 import { bootId } from '../boot-id.ts';
 import { delay, type Effects } from '../effects.ts';
-import { codeOf } from '../errors.ts';
 import { readProc, retryOnShortage } from '../proc.ts';
 import {
   identityOf,
@@ -10,6 +9,7 @@ import {
   processIdentity,
 } from '../process-identity.ts';
 import { type TerminationDisposition, terminationDisposition, visitProcesses } from './processes.ts';
+import { exists, signal } from './signals.ts';
 
 /** The processes of a deployment. `leader` is the command itself, if it is known. */
 interface ProcessTree {
@@ -250,30 +250,6 @@ function terminate(target: number): void {
   signal(target, 'SIGTERM');
   // A stopped process acts on SIGTERM only when it is continued.
   signal(target, 'SIGCONT');
-}
-
-/**
- * `target` is a process id, or the negative id of a group. One that is gone or another user's is passed over. Returns
- * whether this user may signal it.
- */
-export function signal(target: number, name: 'SIGTERM' | 'SIGCONT' | 'SIGSTOP' | 'SIGKILL'): boolean {
-  try {
-    process.kill(target, name);
-    return true;
-  } catch (error) {
-    const code = codeOf(error);
-    if (code !== 'ESRCH' && code !== 'EPERM' && code !== 'EACCES') throw error;
-    return code === 'ESRCH';
-  }
-}
-
-/** Whether there is a process with this id, or in the group with this negative id. */
-function exists(target: number): boolean {
-  try {
-    return process.kill(target, 0);
-  } catch (error) {
-    return codeOf(error) !== 'ESRCH';
-  }
 }
 
 /** The process id that was given out last: the fifth field of /proc/loadavg, proc_loadavg(5). */

@@ -7,8 +7,9 @@ import type { RunningDeployment } from '../store/deployments.ts';
 import type { Store } from '../store/store.ts';
 import { writePersistently } from '../store/writer.ts';
 import { endOf } from './outcome.ts';
-import { signal, stopTree } from './process-tree.ts';
+import { stopTree } from './process-tree.ts';
 import { visitProcesses } from './processes.ts';
+import { signal } from './signals.ts';
 import type { Workspaces } from './workspace.ts';
 
 export interface RecoverOptions {

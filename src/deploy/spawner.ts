@@ -9,7 +9,7 @@ import { findCommand, type SpawnRequest } from './command-path.ts';
 import { raiseOomScoreOf, withRaisedOomScore } from './oom-score.ts';
 import { createPipeReader, type PipeReading } from './pipes.ts';
 import type { Posix, ProcessEnd } from './posix.ts';
-import { signal } from './process-tree.ts';
+import { signal } from './signals.ts';
 
 type SpawnResult = StartedProcess | NotStarted | Shortage;
 
