@@ -51,7 +51,9 @@ export async function stopTree(tree: ProcessTree, options: StopOptions): Promise
   const startedAtMs = effects.monotonicMs();
   const group = disposition === 'gone' ? undefined : leader?.processId;
   if (group !== undefined) terminate(-group);
-  for (const stat of found) {
+  // The oldest first, so that a parent comes before its children: a script of which only the step had ended by then,
+  // under timeout(1), say, began the next one in one cancellation of six.
+  for (const stat of found.toSorted(byAge)) {
     if (stat.groupId !== group) await retryOnShortage(() => terminateIfAlive(stat), effects);
   }
   const restMs = () => graceMs() - (effects.monotonicMs() - startedAtMs);
@@ -240,6 +242,10 @@ function descendants(members: ProcessStat[], others: ProcessStat[]): ProcessStat
     if (next.length === rest.length) return found;
     rest = next;
   }
+}
+
+function byAge(one: ProcessStat, other: ProcessStat): number {
+  return one.startedAt - other.startedAt || one.processId - other.processId;
 }
 
 function terminateIfAlive(stat: ProcessStat): void {

@@ -40,6 +40,27 @@ t.test('stopping a leader ends its session and its descendants, marked or not', 
   t.notOk(children.some(isAlive));
 });
 
+t.test(
+  'outside the group of the leader a script gets SIGTERM before its step, so that it does not go on',
+  async (t) => {
+    const deploymentId = newDeploymentId();
+    const script = "setsid --wait sh -c 'sleep 1000 & echo $$ $!; wait'";
+    const leader = await startProcess(t, ['sh', '-c', script], deploymentId);
+    const [printed] = await once(leader.output, 'data');
+    const scriptAndStep = String(printed).trim().split(' ').map(Number);
+    const signals = t.capture(process, 'kill', process.kill);
+    await stopTree({ deploymentId, leader: leader.identity }, { graceMs: () => 10_000, effects });
+    const terminated = signals
+      .args()
+      .filter(([, name]) => name === 'SIGTERM')
+      .map(([target]) => target);
+    t.strictSame(
+      terminated.filter((target) => scriptAndStep.includes(target)),
+      scriptAndStep,
+    );
+  },
+);
+
 t.test('processes that fork and end without pause are ended', ifHas('perl'), async (t) => {
   const chain =
     '$SIG{TERM} = "IGNORE"; $until = time + 20; $| = 1; print "ready\\n"; ' +
