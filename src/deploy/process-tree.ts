@@ -2,11 +2,13 @@ import { bootId } from '../boot-id.ts';
 import { delay, type Effects } from '../effects.ts';
 import { readProc, retryOnShortage } from '../proc.ts';
 import {
+  hasExited,
   identityOf,
   isAlive,
   type ProcessIdentity,
   type ProcessStat,
   processIdentity,
+  readStat,
 } from '../process-identity.ts';
 import { type TerminationDisposition, terminationDisposition, visitProcesses } from './processes.ts';
 import { exists, signal } from './signals.ts';
@@ -54,7 +56,7 @@ export async function stopTree(tree: ProcessTree, options: StopOptions): Promise
   // The oldest first, so that a parent comes before its children: a script of which only the step had ended by then,
   // under timeout(1), say, began the next one in one cancellation of six.
   for (const stat of found.toSorted(byAge)) {
-    if (stat.groupId !== group) await retryOnShortage(() => terminateIfAlive(stat), effects);
+    await retryOnShortage(() => terminateOutside(group, stat), effects);
   }
   const restMs = () => graceMs() - (effects.monotonicMs() - startedAtMs);
   for (let round = 0; restMs() > 0; round++) {
@@ -248,8 +250,10 @@ function byAge(one: ProcessStat, other: ProcessStat): number {
   return one.startedAt - other.startedAt || one.processId - other.processId;
 }
 
-function terminateIfAlive(stat: ProcessStat): void {
-  if (isAlive(identityOf(stat))) terminate(stat.processId);
+/** By the group that it is in now: one that has left since it was looked up, as by setsid(1), got nothing with that. */
+function terminateOutside(group: number | undefined, { processId, startedAt }: ProcessStat): void {
+  const now = readStat(processId);
+  if (now?.startedAt === startedAt && !hasExited(now) && now.groupId !== group) terminate(processId);
 }
 
 function terminate(target: number): void {

@@ -61,6 +61,33 @@ t.test(
   },
 );
 
+t.test(
+  'a process that leaves the group of the leader after it was looked up gets SIGTERM, too',
+  ifHas('perl'),
+  async (t) => {
+    const deploymentId = newDeploymentId();
+    const hasLeft = `${t.testdir()}/left`;
+    const leaving = `$SIG{USR1} = sub { setsid(); mkdir "${hasLeft}" }; $| = 1; print $$; sleep while 1`;
+    const script = `perl -MPOSIX -e '${leaving}' & wait`;
+    const leader = await startProcess(t, ['sh', '-c', script], deploymentId);
+    const leaverId = Number(await once(leader.output, 'data'));
+    const terminated: number[] = [];
+    const { kill } = process;
+    t.intercept(process, 'kill', {
+      value(target: number, name: NodeJS.Signals) {
+        if (name === 'SIGTERM') terminated.push(target);
+        if (terminated.length === 1 && !fs.existsSync(hasLeft)) {
+          kill.call(process, leaverId, 'SIGUSR1');
+          while (!fs.existsSync(hasLeft));
+        }
+        return kill.call(process, target, name);
+      },
+    });
+    await stopTree({ deploymentId, leader: leader.identity }, { graceMs: () => 0, effects });
+    t.strictSame(terminated, [-leader.identity.processId, leaverId]);
+  },
+);
+
 t.test('processes that fork and end without pause are ended', ifHas('perl'), async (t) => {
   const chain =
     '$SIG{TERM} = "IGNORE"; $until = time + 20; $| = 1; print "ready\\n"; ' +
