@@ -12,6 +12,7 @@ import {
   version,
 } from '../src/assets.ts';
 import { AppError } from '../src/errors.ts';
+import { temporaryDirectory } from './helpers/store.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 const ADDON = join(ROOT, `node_modules/better-sqlite3/prebuilds/linux-${process.arch}.node`);
@@ -32,7 +33,7 @@ t.test('every thread has its module', async (t) => {
 t.test('a thread is started with the options of new Worker', async (t) => {
   // Its error, as it is given a directory in place of a database, shows that this module was started.
   const thread = startThread('store/checkpoint-thread', {
-    workerData: { path: t.testdir(), files: [] },
+    workerData: { path: temporaryDirectory(t), files: [] },
   });
   const error = await new Promise((resolve) => thread.once('error', resolve));
   t.match(error, { message: /cannot open|unable to open/ });
@@ -48,7 +49,7 @@ t.test(
 
 t.test('an unpacked addon', async (t) => {
   t.test('loads, also in another thread, and has no name in any directory', async (t) => {
-    const directory = t.testdir();
+    const directory = temporaryDirectory(t);
     const path = unpackAddon('better_sqlite3', readFileSync(ADDON), [directory]);
     t.strictSame(readdirSync(directory), []);
     t.match(loadAddon(path), { Database: Function });
@@ -63,7 +64,7 @@ t.test('an unpacked addon', async (t) => {
   });
 
   t.test('goes to the next directory when one does not take it', async (t) => {
-    const directory = t.testdir();
+    const directory = temporaryDirectory(t);
     const path = unpackAddon('better_sqlite3', readFileSync(ADDON), [
       join(directory, 'missing'),
       '/proc',
@@ -74,7 +75,7 @@ t.test('an unpacked addon', async (t) => {
   });
 
   t.test('fails with one line that says what to do if no directory takes it', async (t) => {
-    const directory = t.testdir();
+    const directory = temporaryDirectory(t);
     const missing = join(directory, 'missing');
     const open = openDescriptors();
     t.throws(() => unpackAddon('better_sqlite3', readFileSync(ADDON), [missing, '/proc']), {

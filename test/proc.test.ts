@@ -88,20 +88,21 @@ t.test(
 );
 
 t.test('constant opening and closing of files does not hide other open files', async (t) => {
-  const held = t.testdir({ held: '' });
+  const directory = temporaryDirectory(t);
+  writeFileSync(join(directory, 'held'), '');
   const churn = `
     const { closeSync, openSync } = require('node:fs');
     openSync('held');
     process.stdout.write('has it');
     for (;;) closeSync(openSync('/dev/null'));`;
   const child = spawn(process.execPath, ['--eval', churn], {
-    cwd: held,
+    cwd: directory,
     stdio: ['ignore', 'pipe', 'inherit'],
   });
   t.teardown(() => child.kill('SIGKILL'));
   await once(child.stdout, 'data');
   const looks = Array.from({ length: 500 }, () => openFilesOf(child.pid ?? 0));
-  t.ok(looks.every((files) => files.includes(join(held, 'held'))));
+  t.ok(looks.every((files) => files.includes(join(directory, 'held'))));
   t.equal(openFilesOf(0).length, 0, 'there is no such process');
 });
 

@@ -12,6 +12,7 @@ import { openAgain, refuseToOpen } from '../helpers/limits.ts';
 import { startProcess } from '../helpers/marked-processes.ts';
 import { ifMayUnshare, runInNamespace } from '../helpers/namespaces.ts';
 import { ifHas } from '../helpers/programs.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
 
 t.test('stopping without a leader ends every process that carries the marker', async (t) => {
   const deploymentId = newDeploymentId();
@@ -66,7 +67,7 @@ t.test(
   ifHas('perl'),
   async (t) => {
     const deploymentId = newDeploymentId();
-    const hasLeft = `${t.testdir()}/left`;
+    const hasLeft = `${temporaryDirectory(t)}/left`;
     const leaving = `$SIG{USR1} = sub { setsid(); mkdir "${hasLeft}" }; $| = 1; print $$; sleep while 1`;
     const script = `perl -MPOSIX -e '${leaving}' & wait`;
     const leader = await startProcess(t, ['sh', '-c', script], deploymentId);

@@ -5,16 +5,18 @@ import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import { openingProblem } from '../../src/store/sqlite-errors.ts';
 import { mountinfoLine } from '../helpers/mounts.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
 
 t.test('where a network file system lacks what SQLite needs, the error says so', async (t) => {
-  const path = join(t.testdir(), 'davit.db');
+  const directory = temporaryDirectory(t);
+  const path = join(directory, 'davit.db');
   const real = fs.readFileSync;
   t.teardown(() => replaceRead(real));
   for (const [type, code] of [
     ['cifs', 'SQLITE_BUSY'],
     ['9p', 'SQLITE_IOERR_SHMMAP'],
   ] as const) {
-    replaceRead(() => mountinfoLine(t.testdirName, type));
+    replaceRead(() => mountinfoLine(directory, type));
     t.match(openingProblem(path, new Sqlite.SqliteError('it failed', code)), {
       code: 'conflict',
       message: new RegExp(
