@@ -60,7 +60,7 @@ export function createRateLimiter(
 
   /** In how many seconds, rounded up, `owed` is paid off. */
   function seconds(owed: number): number {
-    return Math.max(1, Math.ceil(owed / limit / 1000));
+    return Math.ceil(owed / limit / 1000);
   }
 
   /** `remaining`: how many requests may come now; `moreInSeconds`: when there is one more. */
