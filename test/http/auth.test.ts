@@ -91,7 +91,12 @@ t.test(
     refused = false;
     await use(third);
     t.equal(tried.length, 3, 'the others are not put off');
+    refused = true;
     effects.advance(1);
+    await use(one);
+    t.strictSame([tried.length, warnings()], [4, 2]);
+    refused = false;
+    effects.advance(60_000);
     await use(one);
     await store.writer.write('instance.probe', undefined); // queued behind the write of the last use
     t.ok(store.reads.keys.get(one.keyId)?.last_used_at);
