@@ -259,20 +259,18 @@ t.test("each request is logged in one line with its key's id and route, without 
     key: secret,
     body: { ref: 'hunter2' },
   });
-  t.match(
-    log.filter(({ msg }) => msg === 'request'),
-    [
-      {
-        level: 30,
-        request_id: response.headers.get('x-request-id'),
-        key_id: keyId,
-        method: 'POST',
-        route: '/v2/things/{id}/parts',
-        status: 201,
-        duration_ms: Number,
-      },
-    ],
-  );
+  const [line, ...others] = log;
+  t.match(line, {
+    level: 30,
+    msg: 'request',
+    request_id: response.headers.get('x-request-id'),
+    key_id: keyId,
+    method: 'POST',
+    route: '/v2/things/{id}/parts',
+    status: 201,
+    duration_ms: Number,
+  });
+  t.strictSame(others, []);
   const id = newId('dpl', fakeEffects());
   await requestJson(port, 'GET', `/v2/things/${id}`, { key: secret });
   t.match(log.at(-1), { route: '/v2/things/{id}', id }, 'with an id in the path');
