@@ -75,6 +75,8 @@ t.test('an output file that is too long is read up to the limit, without the lin
   t.strictSame(Object.keys(outputsOf(cutInside).outputs), ['first', 'second']);
   const full = `${'a=1\n'.repeat(OUTPUT_FILE_MAX_BYTES / 4 - 1)}z=26`;
   t.strictSame(outputsOf(full), { outputs: { a: '1', z: '26' }, notes: [] }, 'the last byte allowed');
+  const fuller = `${'a=1\n'.repeat(OUTPUT_FILE_MAX_BYTES / 4 - 1)}z=2\nb=3\n`;
+  t.strictSame(outputsOf(fuller).outputs, { a: '1', z: '2' }, 'a line that ends with it');
 });
 
 t.test('outputs keep the rules for any text', async (t) => {
@@ -123,7 +125,10 @@ t.test('invalid UTF-8 counts by its bytes', async (t) => {
 
 t.test('a character that the limit cuts is no invalid UTF-8', async (t) => {
   const long = `a=1\nb=${'é'.repeat(OUTPUT_FILE_MAX_BYTES)}`;
-  for (const text of [long, `-${long}`]) t.notOk(outputsOf(text).notes.includes(NOT_UTF8));
+  for (const text of [long, `-${long}`]) {
+    const read = Buffer.from(text).subarray(0, OUTPUT_FILE_MAX_BYTES + 1); // in one of the two it ends within a character
+    t.notOk(parseOutputs(read).notes.includes(NOT_UTF8));
+  }
   const { outputs, notes } = parseOutputs(
     Buffer.concat([Buffer.from('x=\xff\n', 'latin1'), Buffer.from(long)]),
   );
