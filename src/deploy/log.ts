@@ -96,7 +96,7 @@ export function createLogKeeper({
   function startWriting(): void {
     cancelTimer?.();
     cancelTimer = undefined;
-    if (writing !== undefined || pendingBytes === 0) return;
+    if (writing !== undefined) return;
     writing = writePending().then(() => {
       writing = undefined;
       writeWhenGathered();
