@@ -446,6 +446,10 @@ t.test('a ping repeated with its Idempotency-Key is sent once, also while it is 
   const another = call(http, 'POST', ping(id), keys.owner.secret, undefined, 'another');
   const reused = await call(http, 'POST', ping(other.id), keys.owner.secret, undefined, 'p');
   t.equal(reused.status, 422, 'another request with the Idempotency-Key of a ping under way');
+  await store.writer.write('webhooks.remove', { id });
+  pings.push(call(http, 'POST', ping(id), keys.owner.secret, undefined, 'p'));
+  const late = await call(http, 'POST', ping(id), keys.owner.secret, undefined, 'late');
+  t.equal(late.status, 404, 'only repeats are answered once the webhook is deleted');
   release();
   t.notOk((await another).headers.has('idempotent-replayed'));
   const answers = [
