@@ -577,12 +577,14 @@ t.test('a redeploy runs the same ref once more, once for each Idempotency-Key', 
   t.match(store.query('SELECT count(*) AS made FROM deployments'), [{ made: 2 }]);
 });
 
-t.test('a project that one key sees is 404 for another, whichever asked first', async (t) => {
-  const { http, key, projectId } = await setUp(t);
+t.test('what one key sees is 404 for another, whichever asked first', async (t) => {
+  const { http, key, projectId, id } = await setUp(t);
   const { secret: blind } = await http.store.key({ allProjects: false });
   const path = `/v2/projects/${projectId}/deployments`;
-  for (const who of [key, blind, key, blind]) {
-    t.equal((await get(http, who, path)).status, who === key ? 200 : 404);
+  for (const seen of [path, `/v2/deployments/${id}`]) {
+    for (const who of [key, blind, key, blind]) {
+      t.equal((await get(http, who, seen)).status, who === key ? 200 : 404, seen);
+    }
   }
   t.equal((await post(http, blind, path, { ref: 'main' })).status, 404);
 });
