@@ -215,20 +215,25 @@ t.test('of two attempts, the one that ended last counts, in whichever order they
   }
 });
 
-t.test('a success between two failures, settled last, still ends the row of the first', async (t) => {
-  const { store, effects, webhookId, due } = await oneDue(t);
-  const firstMs = effects.now();
-  effects.advance(20_000);
-  for (const [atMs, kind] of [
-    [firstMs, 'exhausted'],
-    [firstMs + 10_000, 'exhausted'],
-    [firstMs + 5_000, 'delivered'],
-  ] as const) {
-    await store.writer.write('outbox.settle', settlementOf(due, atMs, { kind }));
-  }
-  t.match(store.reads.webhooks.get(webhookId), { consecutive_failures: 1 });
-  t.equal(store.reads.outbox.history(webhookId).failing_since, firstMs + 10_012);
-});
+t.test(
+  'a success that is settled last ends the row of the failures before it, and of no later ones',
+  async (t) => {
+    for (const [successMs, failuresMs, count, sinceMs] of [
+      [5_000, [0, 10_000], 1, 10_012],
+      [0, [5_000, 10_000], 2, 5_012],
+    ] as const) {
+      const { store, effects, webhookId, due } = await oneDue(t);
+      const startMs = effects.now();
+      effects.advance(20_000);
+      const settle = (afterMs: number, kind: 'exhausted' | 'delivered') =>
+        store.writer.write('outbox.settle', settlementOf(due, startMs + afterMs, { kind }));
+      for (const failureMs of failuresMs) await settle(failureMs, 'exhausted');
+      await settle(successMs, 'delivered');
+      t.match(store.reads.webhooks.get(webhookId), { consecutive_failures: count });
+      t.equal(store.reads.outbox.history(webhookId).failing_since, startMs + sinceMs);
+    }
+  },
+);
 
 t.test('a failed attempt does not replace the reason of a webhook that is disabled already', async (t) => {
   const { store, effects, webhookId, due } = await oneDue(t);
