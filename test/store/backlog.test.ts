@@ -52,18 +52,24 @@ t.test('waiting deployments of a paused project are listed last', async (t) => {
 
 t.test('the backlog lists the first waiting and reported deployments, and counts all', async (t) => {
   const store = testStore(t);
-  const [project, elsewhere] = [await store.project(), await store.project({ command: null })];
+  const [project, elsewhere] = [await store.project(), await store.project({ name: 'x', command: null })];
   for (let made = 0; made < 5; made++) {
     await deploy(store, project);
     await deploy(store, elsewhere);
   }
-  const { waiting, reported } = store.reads.backlog.all(NOW_MS, 2);
-  t.strictSame([waiting.count, reported.count], [5, 5]);
+  store.execute(`UPDATE projects SET command = '["/bin/true"]'`);
+  await deploy(store, elsewhere);
+  const { waiting, reported } = store.reads.backlog.all(NOW_MS, 3);
+  t.strictSame([waiting.count, reported.count], [6, 5]);
   t.strictSame(
-    waiting.items.map(({ queue_position }) => queue_position),
-    [1, 2],
+    waiting.items.map(({ project_name, queue_position }) => [project_name, queue_position]),
+    [
+      ['website', 1],
+      ['x', 1],
+      ['website', 2],
+    ],
   );
-  t.equal(reported.items.length, 2);
+  t.equal(reported.items.length, 3);
 });
 
 t.test('the backlog counts each waiting deployment at most once for queue positions', async (t) => {
