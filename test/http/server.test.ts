@@ -271,11 +271,13 @@ t.test("each request is logged in one line with its key's id and route, without 
     duration_ms: Number,
   });
   t.strictSame(others, []);
-  const id = newId('dpl', fakeEffects());
-  await requestJson(port, 'GET', `/v2/things/${id}`, { key: secret });
-  t.match(log.at(-1), { route: '/v2/things/{id}', id }, 'with an id in the path');
-  await requestJson(port, 'GET', `/v2/things/${secret}`, { key: secret });
-  t.notHas(log.at(-1), { id: String });
+  for (const kind of ['dlv', 'dpl', 'evt', 'prj', 'whk'] as const) {
+    const id = newId(kind, fakeEffects());
+    await requestJson(port, 'GET', `/v2/things/${id}`, { key: secret });
+    t.match(log.at(-1), { route: '/v2/things/{id}', id }, 'with an id in the path');
+    await requestJson(port, 'GET', `/v2/things/${id}${secret}`, { key: secret });
+    t.notHas(log.at(-1), { id: String }, 'and nothing else that is there');
+  }
   await requestJson(port, 'GET', `/v2/nothing/${secret}?key=${secret}`, { key: secret });
   t.match(log.at(-1), { method: 'GET', status: 404 });
   for (const field of ['key_id', 'route']) t.equal(log.at(-1)?.[field], null, field);
