@@ -119,7 +119,7 @@ t.test('whatever else has the name of the lock file is refused and left as it is
 t.test('a lock file that others could read is made private', async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
   lockForServing(path, 4711, fakeEffects())();
-  chmodSync(lockPath(path), 0o644);
+  chmodSync(lockPath(path), 0o640);
   lockForServing(path, 4711, fakeEffects())();
   t.equal(statSync(lockPath(path)).mode & 0o777, 0o600);
 });
