@@ -418,12 +418,12 @@ t.test(
     UPDATE webhooks SET enabled_at = ${enabledAtMs};
     UPDATE deliveries SET ladder_started_at = ${enabledAtMs} WHERE next_attempt_at % 10 = 0 AND next_attempt_at > ${nowMs}`);
     effects.advance(2_000);
-    let steps = 0;
-    await inSteps<PendingPosition>((after) => {
-      steps++;
-      return store.writer.write('outbox.retryNow', { webhookId: id, after });
-    });
-    t.equal(steps, 3);
+    const heard: string[] = [];
+    store.writer.onCommit((changes) => heard.push(...changes));
+    await inSteps<PendingPosition>((after) =>
+      store.writer.write('outbox.retryNow', { webhookId: id, after }),
+    );
+    t.strictSame(heard, [id, id, id], 'in three steps, of each of which the dispatcher is told');
     const due = (webhookId: WebhookId, startedBefore: number) =>
       store.query(
         `SELECT count(*) AS count, sum(next_attempt_at <= ?) AS due FROM deliveries
