@@ -183,6 +183,8 @@ t.test('an end recorded late keeps its own time, but is never before the start o
     effects.advance(60_000);
     await store.writer.write('deployments.finish', endOf(id, { endedAtMs }));
     t.equal(store.reads.deployments.get(id)?.duration_ms, durationMs);
+    const [event] = store.query('SELECT created_at FROM events ORDER BY seq DESC LIMIT 1');
+    t.strictSame(event, { created_at: effects.now() }, 'its event is of the time of the record');
   }
 });
 
