@@ -34,7 +34,7 @@ t.test('stopping a leader ends its session and its descendants, marked or not', 
   t.equal(children.length, 2);
   const disposition = await stopTree(
     { deploymentId: newDeploymentId(), leader: leader.identity },
-    { graceMs: () => 10_000, effects },
+    { graceMs: () => 60_000, effects }, // longer than a test may take: SIGTERM ends them all
   );
   t.equal(disposition, 'default');
   t.notOk(isAlive(leader.identity));
