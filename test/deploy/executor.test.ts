@@ -149,21 +149,23 @@ t.test('while a full disk has no room for its files, a deployment waits, and no 
   const { lines, logger } = recordedLog();
   const { store, executor, create, statuses, disk, pass } = serviceOnFullDisk(t, { logger });
   const first = await create('one');
+  await create('two');
   await executor.tick();
   await create('other');
   for (let look = 0; look < 3; look++) {
     await executor.tick();
     await pass(1_000);
-    t.strictSame(statuses(), ['running', 'queued']);
+    t.strictSame(statuses(), ['running', 'running', 'queued']);
   }
   t.strictSame(
     lines.filter(({ level }) => level >= 40).map(({ msg }) => msg),
     ['no command starts until a shortage is over'],
+    'said once',
   );
   disk.isFull = false;
   await pass(1_000);
   await executor.settled();
-  t.strictSame(statuses(), ['succeeded', 'succeeded']);
+  t.strictSame(statuses(), ['succeeded', 'succeeded', 'succeeded']);
   t.equal(logOf(store, first), 'davit: waiting to start: no directory for this run: ENOSPC\n');
 });
 
@@ -187,8 +189,8 @@ t.test('only what is known to pass is waited for, and no failing disk or bug', a
   t.match(store.reads.deployments.get(id), { status: 'succeeded' });
 });
 
-t.test('a deployment waits for room longer than its command may take', async (t) => {
-  const { executor, create, statuses, disk, pass } = serviceOnFullDisk(t);
+t.test('a deployment waits for room longer than its command may take, in the only slot', async (t) => {
+  const { executor, create, statuses, disk, pass } = serviceOnFullDisk(t, { maxConcurrent: 1 });
   await create('one', { timeoutMs: 5_000 });
   await executor.tick();
   for (let waited = 0; waited < 10; waited++) await pass(1_000);
