@@ -6,8 +6,9 @@ import { stopTree } from '../../src/deploy/process-tree.ts';
 import { findMarked, terminationDisposition, visitProcesses } from '../../src/deploy/processes.ts';
 import { realEffects } from '../../src/effects.ts';
 import { readEnvironment } from '../../src/proc.ts';
+import { readStat } from '../../src/process-identity.ts';
 import { TURN_MAX_MS } from '../../src/turns.ts';
-import { fixture, newDeploymentId } from '../helpers/commands.ts';
+import { fixture, newDeploymentId, until } from '../helpers/commands.ts';
 import { startProcess } from '../helpers/marked-processes.ts';
 
 t.test('the SIGTERM disposition of a process is read', async (t) => {
@@ -81,7 +82,10 @@ t.test('a pass lets other work in between processes that take long to read', asy
   t.equal(new Set(turns).size, long.length, `each in a turn of its own: ${turns}`);
 });
 
-t.test('a pass also meets a process that was forked during it', async (t) => {
+t.test('a pass meets all that run, also what was forked during it, but for this process', async (t) => {
+  const { output } = await startProcess(t, ['sh', '-c', 'sleep 0 & echo $!; exec sleep 1000']);
+  const exitedId = Number(String(await once(output, 'data')));
+  await until(() => readStat(exitedId)?.state === 'Z');
   let forkedId: number | undefined;
   const visitedIds = new Set<number>();
   await visitProcesses(({ processId }) => {
@@ -92,4 +96,5 @@ t.test('a pass also meets a process that was forked during it', async (t) => {
     forkedId = forked.pid;
   });
   t.ok(forkedId !== undefined && visitedIds.has(forkedId));
+  for (const id of [process.pid, exitedId]) t.notOk(visitedIds.has(id));
 });
