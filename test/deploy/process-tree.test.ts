@@ -89,6 +89,19 @@ t.test(
   },
 );
 
+t.test(
+  'a descendant that ignores SIGTERM is killed though nothing tells any more whose it was',
+  async (t) => {
+    const script = `setsid env -i sh -c 'trap "" TERM; echo $$; exec sleep 1000' & wait`;
+    const { identity: leader, output } = await startProcess(t, ['sh', '-c', script]);
+    const left = processIdentity(Number(String(await once(output, 'data'))));
+    if (left === undefined) throw new Error('it was not started');
+    t.teardown(() => signal(left.processId, 'SIGKILL'));
+    await stopTree({ deploymentId: newDeploymentId(), leader }, { graceMs: () => 50, effects });
+    t.notOk(isAlive(left));
+  },
+);
+
 t.test('processes that fork and end without pause are ended', ifHas('perl'), async (t) => {
   const chain =
     '$SIG{TERM} = "IGNORE"; $until = time + 20; $| = 1; print "ready\\n"; ' +
