@@ -1,6 +1,11 @@
 import { userInfo } from 'node:os';
 import type { ClaimedDeployment } from '../store/queue.ts';
-import { DEPLOYMENT_MARKER, type MarkedEnvironment } from './processes.ts';
+
+/** The variable that children inherit, so that every process of a command is found, even outside its process group. */
+export const DEPLOYMENT_MARKER = 'DEPLOY_ID';
+
+/** The environment of a command, whose marker is the id of its deployment. */
+export type MarkedEnvironment = Record<string, string> & Record<typeof DEPLOYMENT_MARKER, string>;
 
 /** The PATH of every command whose project does not set its own; never the service's PATH. */
 export const COMMAND_PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';

@@ -10,15 +10,10 @@ import {
   readStat,
 } from '../process-identity.ts';
 import { TURN_MAX_MS } from '../turns.ts';
+import { DEPLOYMENT_MARKER } from './environment.ts';
 
 /** What SIGTERM does to a process: `gone` when it has exited already, even if it is still a zombie. */
 export type TerminationDisposition = 'gone' | 'default' | 'caught' | 'ignored';
-
-/** The variable that children inherit, so that every process of a command is found, even outside its process group. */
-export const DEPLOYMENT_MARKER = 'DEPLOY_ID';
-
-/** The environment of a command, whose marker is the id of its deployment. */
-export type MarkedEnvironment = Record<string, string> & Record<typeof DEPLOYMENT_MARKER, string>;
 
 /** What SIGTERM would do to that process now. */
 export function terminationDisposition(identity: ProcessIdentity): TerminationDisposition {

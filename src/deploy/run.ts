@@ -1,9 +1,10 @@
 import type { Effects } from '../effects.ts';
 import type { ProcessIdentity } from '../process-identity.ts';
 import type { SpawnRequest } from './command-path.ts';
+import { DEPLOYMENT_MARKER, type MarkedEnvironment } from './environment.ts';
 import type { ProcessEnd } from './posix.ts';
 import { stopTree } from './process-tree.ts';
-import { DEPLOYMENT_MARKER, type MarkedEnvironment, type TerminationDisposition } from './processes.ts';
+import type { TerminationDisposition } from './processes.ts';
 import type { NotStarted, Shortage, Spawner, StartedProcess } from './spawner.ts';
 
 /** A command to run. */
