@@ -129,6 +129,19 @@ export function includesLock(openFiles: readonly string[], path: string): boolea
   return openFiles.includes(lock) || openFiles.includes(removed(lock));
 }
 
+/** Writes into the lock file which service of this machine holds the lock. */
+export function writeHolder(lock: Database, { process_id, since, max_concurrent }: Serving): void {
+  lock.exec('BEGIN IMMEDIATE');
+  // Recreated, as another version of davit may have made it with other columns.
+  lock.exec(`
+    DROP TABLE IF EXISTS holder;
+    CREATE TABLE holder (process_id INTEGER NOT NULL, since TEXT NOT NULL, max_concurrent INTEGER, boot_id TEXT) STRICT`);
+  lock
+    .prepare('INSERT INTO holder (process_id, since, max_concurrent, boot_id) VALUES (?, ?, ?, ?)')
+    .run(process_id, since, max_concurrent, hasBootId() ? bootId() : null);
+  lock.exec('COMMIT');
+}
+
 /** What the lock file says; undefined: nothing that can be read. */
 export function readHolder(lock: Database): Holder | undefined {
   try {

@@ -11,12 +11,18 @@ import {
   statSync,
 } from 'node:fs';
 import { dirname } from 'node:path';
-import { bootId, hasBootId } from '../boot-id.ts';
 import { timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf } from '../errors.ts';
-import { connect, type Database } from './database.ts';
-import { holderText, LOCK_PROBE_TIMEOUT_MS, readHolder, type Serving, servedBy } from './holder.ts';
+import { connect } from './database.ts';
+import {
+  holderText,
+  LOCK_PROBE_TIMEOUT_MS,
+  readHolder,
+  type Serving,
+  servedBy,
+  writeHolder,
+} from './holder.ts';
 import { lockPath } from './place.ts';
 import { isDamaged, openingProblem, sqliteCode } from './sqlite-errors.ts';
 
@@ -135,18 +141,6 @@ function holdLock(file: string, serving: Serving): () => void {
     throw error;
   }
   return () => lock.close();
-}
-
-function writeHolder(lock: Database, { process_id, since, max_concurrent }: Serving): void {
-  lock.exec('BEGIN IMMEDIATE');
-  // Recreated, as another version of davit may have made it with other columns.
-  lock.exec(`
-    DROP TABLE IF EXISTS holder;
-    CREATE TABLE holder (process_id INTEGER NOT NULL, since TEXT NOT NULL, max_concurrent INTEGER, boot_id TEXT) STRICT`);
-  lock
-    .prepare('INSERT INTO holder (process_id, since, max_concurrent, boot_id) VALUES (?, ?, ?, ?)')
-    .run(process_id, since, max_concurrent, hasBootId() ? bootId() : null);
-  lock.exec('COMMIT');
 }
 
 /** Turns `error` into an AppError `conflict` that names the holder of the lock, if that is the problem. */
