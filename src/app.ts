@@ -34,7 +34,6 @@ import {
   LAST_RECOVERY_MS,
   LAST_REMOVALS_MS,
   LAST_REQUESTS_MS,
-  REQUESTS_IN_FLIGHT_MS,
 } from './stop-time.ts';
 import { openForWriting, SCHEMA_VERSION } from './store/database.ts';
 import { lockForServing } from './store/lock.ts';
@@ -66,6 +65,8 @@ export interface Service {
   stop(): Promise<void>;
 }
 
+/** When hapi stops, it closes idle connections at once: a request that was just sent on one would get no answer. */
+export const REQUESTS_IN_FLIGHT_MS = 50;
 /** Only an upper bound: the pruner itself returns when its next step is due. */
 const PRUNING_IDLE_MS = 60_000;
 const KILL_GRACE_MS = 10_000;

@@ -1,7 +1,5 @@
 import type { Effects } from './effects.ts';
 
-/** When hapi stops, it closes idle connections at once: a request that was just sent on one would get no answer. */
-export const REQUESTS_IN_FLIGHT_MS = 50;
 /** How long davit that stops waits for the requests that are under way. */
 export const LAST_REQUESTS_MS = 1_500;
 /** For the files of the last commands. */

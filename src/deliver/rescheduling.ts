@@ -63,7 +63,7 @@ export function createRescheduling(options: ReschedulingOptions): Rescheduling {
     }
     logger.warn({ by_ms: -byMs }, 'the clock was set back: pending retries are rescheduled');
     queueWalk(async () => {
-      await setBack(-byMs);
+      await reschedule(-byMs);
       await record();
     });
     lastRecord = lastWalk;
@@ -77,7 +77,7 @@ export function createRescheduling(options: ReschedulingOptions): Rescheduling {
     if (!isBeyond || queuedWalks > 0) return;
     const window_ms = schedule.windowMs;
     logger.warn({ window_ms }, 'retries were scheduled beyond the window: they are rescheduled');
-    queueWalk(() => setBack(0));
+    queueWalk(() => reschedule(0));
   }
 
   /** Completes `retryNow` for webhooks that were enabled just before davit ended. */
@@ -96,7 +96,7 @@ export function createRescheduling(options: ReschedulingOptions): Rescheduling {
   }
 
   /** After the clock was set back by `byMs`: moves retries back as much, and makes those beyond the window due. */
-  async function setBack(byMs: number): Promise<void> {
+  async function reschedule(byMs: number): Promise<void> {
     await inSteps<PendingPosition>((after) =>
       writePersistently(writer, 'outbox.setBack', { byMs, furthestMs, after }, effects),
     );
