@@ -2,7 +2,6 @@ import { bootId } from '../boot-id.ts';
 import { delay, type Effects } from '../effects.ts';
 import { readProc, retryOnShortage } from '../proc.ts';
 import {
-  hasExited,
   identityOf,
   isAlive,
   type ProcessIdentity,
@@ -52,12 +51,11 @@ export async function stopTree(tree: ProcessTree, options: StopOptions): Promise
 
   const startedAtMs = effects.monotonicMs();
   const group = disposition === 'gone' ? undefined : leader?.processId;
+  const outside = await retryOnShortage(() => outsideOf(group, found), effects);
   if (group !== undefined) terminate(-group);
   // The oldest first, so that a parent comes before its children: a script of which only the step had ended by then,
   // under timeout(1), say, began the next one in one cancellation of six.
-  for (const stat of found.toSorted(byAge)) {
-    await retryOnShortage(() => terminateOutside(group, stat), effects);
-  }
+  for (const stat of outside.toSorted(byAge)) await retryOnShortage(() => terminateIfAlive(stat), effects);
   const restMs = () => graceMs() - (effects.monotonicMs() - startedAtMs);
   for (let round = 0; restMs() > 0; round++) {
     // The leader first: it takes one small file, and all of them a pass over /proc.
@@ -250,10 +248,16 @@ function byAge(one: ProcessStat, other: ProcessStat): number {
   return one.startedAt - other.startedAt || one.processId - other.processId;
 }
 
-/** By the group that it is in now: one that has left since it was looked up, as by setsid(1), got nothing with that. */
-function terminateOutside(group: number | undefined, { processId, startedAt }: ProcessStat): void {
-  const now = readStat(processId);
-  if (now?.startedAt === startedAt && !hasExited(now) && now.groupId !== group) terminate(processId);
+/**
+ * Those that are outside the group now, just before it is signalled: one may have left since it was looked up, as by
+ * setsid(1), and gets nothing with the group. One that leaves it on that signal has had it.
+ */
+function outsideOf(group: number | undefined, stats: ProcessStat[]): ProcessStat[] {
+  return stats.filter(({ processId }) => readStat(processId)?.groupId !== group);
+}
+
+function terminateIfAlive(stat: ProcessStat): void {
+  if (isAlive(identityOf(stat))) terminate(stat.processId);
 }
 
 function terminate(target: number): void {

@@ -51,12 +51,8 @@ t.test(
     const scriptAndStep = String(printed).trim().split(' ').map(Number);
     const signals = t.capture(process, 'kill', process.kill);
     await stopTree({ deploymentId, leader: leader.identity }, { graceMs: () => 10_000, effects });
-    const terminated = signals
-      .args()
-      .filter(([, name]) => name === 'SIGTERM')
-      .map(([target]) => target);
     t.strictSame(
-      terminated.filter((target) => scriptAndStep.includes(target)),
+      terminatedOf(signals.args()).filter((target) => scriptAndStep.includes(Number(target))),
       scriptAndStep,
     );
   },
@@ -66,28 +62,54 @@ t.test(
   'a process that leaves the group of the leader after it was looked up gets SIGTERM, too',
   ifHas('perl'),
   async (t) => {
-    const deploymentId = newDeploymentId();
-    const hasLeft = `${temporaryDirectory(t)}/left`;
-    const leaving = `$SIG{USR1} = sub { setsid(); mkdir "${hasLeft}" }; $| = 1; print $$; sleep while 1`;
-    const script = `perl -MPOSIX -e '${leaving}' & wait`;
-    const leader = await startProcess(t, ['sh', '-c', script], deploymentId);
-    const leaverId = Number(await once(leader.output, 'data'));
-    const terminated: number[] = [];
-    const { kill } = process;
-    t.intercept(process, 'kill', {
-      value(target: number, name: NodeJS.Signals) {
-        if (name === 'SIGTERM') terminated.push(target);
-        if (terminated.length === 1 && !fs.existsSync(hasLeft)) {
-          kill.call(process, leaverId, 'SIGUSR1');
-          while (!fs.existsSync(hasLeft));
-        }
-        return kill.call(process, target, name);
-      },
-    });
-    await stopTree({ deploymentId, leader: leader.identity }, { graceMs: () => 0, effects });
-    t.strictSame(terminated, [-leader.identity.processId, leaverId]);
+    const { deploymentId, leader, leaverId, hasLeft } = await startLeaver(t, 'USR1');
+    // The leader is asked what SIGTERM means to it once all are looked up.
+    const { openSync } = fs;
+    const openOnceLeft: typeof openSync = (...words) => {
+      if (words[0] === `/proc/${leader.processId}/status` && !fs.existsSync(hasLeft)) {
+        process.kill(leaverId, 'SIGUSR1');
+        while (!fs.existsSync(hasLeft));
+      }
+      return openSync(...words);
+    };
+    t.intercept(fs, 'openSync', { value: openOnceLeft });
+    syncBuiltinESMExports();
+    t.teardown(syncBuiltinESMExports);
+    const signals = t.capture(process, 'kill', process.kill);
+    await stopTree({ deploymentId, leader }, { graceMs: () => 0, effects });
+    t.strictSame(terminatedOf(signals.args()), [-leader.processId, leaverId]);
   },
 );
+
+t.test(
+  'a process that leaves the group of the leader on its SIGTERM gets no second one',
+  ifHas('perl'),
+  async (t) => {
+    const { deploymentId, leader, hasLeft } = await startLeaver(t, 'TERM');
+    const { kill } = process;
+    const signals = t.capture(process, 'kill', (target: number, name: NodeJS.Signals) => {
+      const isSent = kill.call(process, target, name);
+      if (name === 'SIGTERM') while (!fs.existsSync(hasLeft));
+      return isSent;
+    });
+    await stopTree({ deploymentId, leader }, { graceMs: () => 0, effects });
+    t.strictSame(terminatedOf(signals.args()), [-leader.processId]);
+  },
+);
+
+/** A command whose child leaves its process group on that signal, and makes a directory then. */
+async function startLeaver(t: Test, signalName: 'USR1' | 'TERM') {
+  const deploymentId = newDeploymentId();
+  const hasLeft = `${temporaryDirectory(t)}/left`;
+  const leaving = `$SIG{${signalName}} = sub { setsid(); mkdir "${hasLeft}" }; $| = 1; print $$; sleep while 1`;
+  const script = `perl -MPOSIX -e '${leaving}' & wait`;
+  const { identity, output } = await startProcess(t, ['sh', '-c', script], deploymentId);
+  return { deploymentId, leader: identity, leaverId: Number(await once(output, 'data')), hasLeft };
+}
+
+function terminatedOf(signals: unknown[][]): unknown[] {
+  return signals.filter(([, name]) => name === 'SIGTERM').map(([target]) => target);
+}
 
 t.test(
   'a descendant that ignores SIGTERM is killed though nothing tells any more whose it was',
