@@ -79,7 +79,7 @@ async function killUntilGone(members: Members, { effects, onStuck }: StopOptions
     // Where another user's processes start some of this user, one may become the other's just as it is to stop: it could
     // be neither killed nor continued, and who waits for it would wait for ever.
     if (round > 0 && mayKillAll) await retryOnShortage(() => freeze(members), effects);
-    const left = await retryOnShortage(kill, effects);
+    const left = await retryOnShortage(() => kill(round === 0), effects);
     if (left === undefined) return;
     // One that was there in the last round does not die: wait. If all are others, they fork faster than they are killed:
     // go on at once.
@@ -91,11 +91,14 @@ async function killUntilGone(members: Members, { effects, onStuck }: StopOptions
   }
 
   /** The processes that were sent SIGKILL one by one; undefined: none is left. */
-  async function kill(): Promise<ProcessStat[] | undefined> {
+  async function kill(isFirst: boolean): Promise<ProcessStat[] | undefined> {
     members.killGroup();
     const killOne = (stat: ProcessStat) => {
       if (!signal(stat.processId, 'SIGKILL')) mayKillAll = false;
     };
+    // As with SIGTERM: a script that ignores that, or only catches it, began its next step in one kill of five.
+    const found = isFirst ? await members.find() : [];
+    for (const stat of found.toSorted(byAge)) if (isAlive(identityOf(stat))) killOne(stat);
     const left = await members.find(killOne);
     return left.length === 0 && (await members.areGone(killOne)) ? undefined : left;
   }

@@ -124,6 +124,21 @@ t.test(
   },
 );
 
+t.test(
+  'outside the group of the leader a script that ignores SIGTERM is killed before its step, so that it does not go on',
+  async (t) => {
+    const deploymentId = newDeploymentId();
+    const script = `setsid --wait sh -c 'trap "" TERM; sleep 1000 & echo $$ $!; wait'`;
+    const leader = await startProcess(t, ['sh', '-c', script], deploymentId);
+    const [printed] = await once(leader.output, 'data');
+    const scriptAndStep = String(printed).trim().split(' ').map(Number);
+    const signals = t.capture(process, 'kill', process.kill);
+    await stopTree({ deploymentId, leader: leader.identity }, { graceMs: () => 0, effects });
+    const killed = signals.args().filter(([, name]) => name === 'SIGKILL');
+    t.strictSame([...new Set(killed.map(([target]) => target))].slice(-2), scriptAndStep);
+  },
+);
+
 t.test('processes that fork and end without pause are ended', ifHas('perl'), async (t) => {
   const chain =
     '$SIG{TERM} = "IGNORE"; $until = time + 20; $| = 1; print "ready\\n"; ' +
