@@ -76,6 +76,23 @@ t.test('a deployment that was being canceled is recorded as canceled', async (t)
   t.match(store.reads.deployments.get(id), { status: 'canceled', reason: 'user' });
 });
 
+t.test('so is one that is canceled while its processes are being ended', async (t) => {
+  const { store, id } = await crashed(t);
+  const script = 'trap "echo asked; read go; exit" TERM; echo ready; sleep 600 & wait; wait';
+  const left = leftOver(t, ['/bin/sh', '-c', script], { DEPLOY_ID: id, PATH });
+  let printed = '';
+  left.stdout.on('data', (bytes: Buffer) => {
+    printed += bytes;
+  });
+  await until(() => printed === 'ready\n');
+  const recovered = recoverIn(temporaryDirectory(t), store);
+  await until(() => printed === 'ready\nasked\n');
+  await store.writer.write('deployments.cancel', { id });
+  left.stdin.end();
+  await recovered;
+  t.match(store.reads.deployments.get(id), { status: 'canceled', reason: 'user' });
+});
+
 t.test('a command that a killed service was just starting is ended', async (t) => {
   const { store, id } = await crashed(t);
   // Beside one whose process is recorded.
