@@ -181,11 +181,13 @@ t.test('quotes of bash are parsed, also while they are open, and added where nee
     ['"my site', 'my site'],
     [`'it'\\''s`, "it's"],
     ['"a\\"b\\c$x"', 'a"b\\c$x'],
+    ['"it\'s \\`id"\\ here', "it's `id here"],
     ['$(id)', '$(id)'],
     ['', ''],
   ];
   for (const [typed, meant] of words) t.equal(unquote(typed), meant, typed);
-  const names = ['my site', "it's", 'a"b', '$(id)`id`', 'back\\slash', '日本 語', 'x;y&z|*?[]{}~!#()<>'];
+  const names = ['my site', "it's", 'a"b', '$(id)`id`', 'back\\slash', '日本 語', '~', 'x;y&z|*?[]{}~!#()<>'];
+  t.equal(quoteForBash('日本-1@%+=:,./_'), '日本-1@%+=:,./_');
   for (const quote of ['', "'", '"']) {
     const line = names.map((name) => quote + quoteForBash(name, quote) + quote).join(' ');
     const { stdout } = spawnSync('bash', ['-c', `printf '%s\\n' ${line}`], { encoding: 'utf8' });
