@@ -298,6 +298,8 @@ t.test('GET with ?wait is answered with the current state when its time is over'
 t.test('GET with ?wait does not miss an end between its first read and the wait', async (t) => {
   const { http, key, id } = await setUp(t);
   const { open } = http.watches;
+  // Remembered as queued; between them it is recorded that the key was used.
+  for (let read = 0; read < 2; read++) await get(http, key, `/v2/deployments/${id}`);
   // The latest moment at which no watch is open yet: the request has read the deployment as queued.
   http.watches.open = (...request) => {
     http.store.execute(`
