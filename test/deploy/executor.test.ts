@@ -148,7 +148,8 @@ t.test('a deployment whose directory cannot be created fails with that message',
 t.test('while a full disk has no room for its files, a deployment waits, and no other starts', async (t) => {
   const { lines, logger } = recordedLog();
   const { store, executor, create, statuses, disk, pass } = serviceOnFullDisk(t, { logger });
-  const first = await create('one');
+  const gate = namedPipe(t);
+  const first = await create('one', { command: ['/bin/cat', gate] });
   await create('two');
   await executor.tick();
   await create('other');
@@ -164,6 +165,12 @@ t.test('while a full disk has no room for its files, a deployment waits, and no 
   );
   disk.isFull = false;
   await pass(1_000);
+  while (statuses()[2] !== 'succeeded') {
+    await executor.tick();
+    await nextTurn();
+  }
+  t.equal(statuses()[0], 'running', 'once it runs, others start');
+  await writeFile(gate, '');
   await executor.settled();
   t.strictSame(statuses(), ['succeeded', 'succeeded', 'succeeded']);
   t.equal(logOf(store, first), 'davit: waiting to start: no directory for this run: ENOSPC\n');
