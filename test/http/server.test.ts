@@ -352,8 +352,39 @@ t.test('that a client leaves before the end of its answer counts so too, and is 
   await until(() => answered.length === 1);
   t.match(answered, [{ status: 499 }]);
   t.strictSame(
-    log.filter(({ level }) => level !== 30),
-    [],
+    log.map(({ level, duration_ms }) => [level, duration_ms]),
+    answered.map(({ durationMs }) => [30, Number(durationMs.toFixed(3))]),
+  );
+});
+
+t.test('that an answer breaks off is a problem, whatever the cause', async (t) => {
+  const causes = [new Error('a bug'), new AppError('unavailable', 'the disk is out of reach')];
+  const plugin: Plugin<void> = {
+    name: 'breaking off',
+    register(server) {
+      server.route<{ Params: { cause: number } }>({
+        method: 'GET',
+        path: '/{cause}',
+        options: { auth: false },
+        handler({ params }) {
+          const answer = new Readable({ read() {} });
+          answer.push('beginning');
+          setImmediate(() => answer.destroy(causes[params.cause]));
+          return answer;
+        },
+      });
+    },
+  };
+  const { port, log } = await startHttp(t, { resources: () => [plugin] });
+  for (const cause of causes.keys()) {
+    const client = await connectRaw(port);
+    client.send(`GET /${cause} HTTP/1.1\r\nHost: d\r\n\r\n`);
+    t.match(await client.closed, /beginning/);
+    await until(() => log.filter(({ msg }) => msg === 'request').length > cause);
+  }
+  t.strictSame(
+    log.filter(({ level }) => level !== 30).map(({ level, msg, err }) => [level, msg, Object(err).message]),
+    causes.map(({ message }) => [50, 'a response broke off', message]),
   );
 });
 
