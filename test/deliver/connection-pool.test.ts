@@ -7,7 +7,7 @@ import { fakeEffects } from '../helpers/effects.ts';
 const PLACE = { url: new URL('https://example.com/hook'), origin: 'https://example.com' };
 
 t.test('the connection used last is used next, and the others age out', (t) => {
-  const { pool, effects, sockets, acquire } = setup();
+  const { pool, effects, sockets, acquire, looks } = setup();
   const [one, two] = [acquire(), acquire()];
   for (const connection of [one, two]) pool.release(connection, null);
   for (let used = 0; used < 5; used++) {
@@ -19,6 +19,7 @@ t.test('the connection used last is used next, and the others age out', (t) => {
     sockets.map(({ isOpen }) => isOpen),
     [false, true],
   );
+  t.equal(looks(), 6, 'by one look a second, however many are released');
   t.not(one, two);
   t.end();
 });
@@ -52,6 +53,11 @@ t.test('an idle connection is used up to its timeout and closed soon after', (t)
     pool.release(acquire(), hintedMs);
     t.equal(sockets.at(-1)?.isOpen, false, 'none that the receiver closes at once');
   }
+  const [lasting, last] = [acquire(), acquire()];
+  pool.release(lasting, 31_000);
+  pool.release(last, null);
+  effects.block(4_000);
+  t.equal(acquire(), lasting, 'also behind others that were used later');
   t.end();
 });
 
@@ -116,6 +122,19 @@ t.test('a connection is used for five minutes at most, however busy', (t) => {
   t.end();
 });
 
+t.test('one to a receiver that leaves more than 64 KiB unread is not used again', (t) => {
+  const { pool, sockets, acquire } = setup();
+  const first = acquire();
+  const [socket] = sockets as [Socket];
+  socket.unsentBytes = 64 * 1024;
+  pool.release(first, null);
+  t.equal(acquire(), first);
+  socket.unsentBytes += 1;
+  pool.release(first, null);
+  t.equal(socket.isOpen, false);
+  t.end();
+});
+
 t.test('an idle connection that receives bytes or is closed is not used again', (t) => {
   for (const happen of [
     (hears: SocketEvents) => hears.received(Buffer.from('HTTP/1.1 500 Late')),
@@ -123,6 +142,8 @@ t.test('an idle connection that receives bytes or is closed is not used again', 
   ]) {
     const { pool, sockets, acquire } = setup();
     const first = acquire();
+    const ended = () => t.fail('its exchange is over');
+    first.send({ request: () => null, received: ended, closed: ended });
     pool.release(first, null);
     const [socket] = sockets;
     if (socket !== undefined) happen(socket.hears);
@@ -172,21 +193,28 @@ t.test(
 interface Socket {
   hears: SocketEvents;
   written: string[];
+  unsentBytes: number;
   isOpen: boolean;
 }
 
 /** Connections whose sockets lead nowhere. */
 function setup(idleMax = 10) {
   const effects = fakeEffects();
+  const { after } = effects;
+  let scheduled = 0;
+  effects.after = (delayMs, action) => {
+    scheduled += 1;
+    return after(delayMs, action);
+  };
   const sockets: Socket[] = [];
   const pool = createConnectionPool(
     (_, hears) => {
-      const socket: Socket = { hears, written: [], isOpen: true };
+      const socket: Socket = { hears, written: [], unsentBytes: 0, isOpen: true };
       sockets.push(socket);
       return {
         remoteAddress: () => null,
         write: (text) => void socket.written.push(text),
-        unsentBytes: () => 0,
+        unsentBytes: () => socket.unsentBytes,
         destroy() {
           socket.isOpen = false;
         },
@@ -195,5 +223,5 @@ function setup(idleMax = 10) {
     idleMax,
     effects,
   );
-  return { pool, effects, sockets, acquire: () => pool.acquire(PLACE, {} as never) };
+  return { pool, effects, sockets, acquire: () => pool.acquire(PLACE, {} as never), looks: () => scheduled };
 }
