@@ -4,7 +4,7 @@ import { awaitEnd, followLog } from '../../src/cli/deploy-follow.ts';
 import type { LogOutput } from '../../src/cli/log-output.ts';
 import { GaveUp, type Patience } from '../../src/cli/patience.ts';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
-import { fakeEffects } from '../helpers/effects.ts';
+import { fakeEffects, hurried } from '../helpers/effects.ts';
 
 const ID = 'dpl_test' as DeploymentId;
 const GREETING = 'retry: 1000\n\n';
@@ -30,10 +30,11 @@ t.test('a log is resumed over several connections, and every byte is written onc
   const written: string[] = [];
   const outcome = await follow(
     [
-      [`${GREETING}id: 4\ndata: one\ndata:\n\n`],
+      [`${GREETING}id: 4\ndata: {"status":"failed"}\ndata:\n\n`],
       [`${GREETING}id: 8\ndata: two\ndata:\n\n`],
-      [`${GREETING}data: of no place\n\nid: 14\ndata: thr`],
-      [`${GREETING}event: of another kind\ndata: x\n\n`],
+      [`${GREETING}id: 9ł\ndata: of no place\n\nid: 14\ndata: thr`],
+      [`${GREETING}id: ł9\nevent: of another kind\ndata: {"status":"failed"}\n\n`],
+      [`${GREETING}event: end\ndata: {"status":"of a later davit"}\n\nevent: end\ndata: x\n\n`],
       [`${GREETING}id: 14\ndata: three\ndata:\n\n`, END],
     ],
     {
@@ -46,10 +47,10 @@ t.test('a log is resumed over several connections, and every byte is written onc
     },
   );
   t.match(outcome, { kind: 'ended', status: 'succeeded', deployment: null });
-  t.strictSame(asked, ['0', '4', '8', '8', '8']);
+  t.strictSame(asked, ['0', '4', '8', '8', '8', '8']);
   t.strictSame(
     written,
-    ['one\n', 'two\n', 'of no place', 'three\n'].flatMap((text) => ['may it?', text]),
+    ['{"status":"failed"}\n', 'two\n', 'of no place', 'three\n'].flatMap((text) => ['may it?', text]),
   );
 });
 
@@ -71,26 +72,27 @@ t.test('an error that is not a dropped connection is not retried', async (t) => 
 
 t.test('waiting polls until the deployment has ended or the service refuses', async (t) => {
   const effects = fakeEffects();
-  const asked: string[] = [];
+  const asked: unknown[] = [];
   const told: string[] = [];
   const note = (text: string) => void told.push(text);
+  const answerMs = [20_000, 400, 20_000];
   const statuses = ['queued', 'queued', 'failed'];
   const api = apiOf({
-    call: async ({ path }) => {
-      asked.push(path);
-      effects.advance(20_000);
+    call: async ({ path, delayMs }) => {
+      asked.push([path, delayMs]);
+      effects.advance(answerMs.shift() ?? 0);
       return { ok: true, body: { status: statuses.shift() } as never };
     },
     project: async () => ({ status: 'paused' }),
   });
-  t.match(await awaitEnd(ID, api, effects, note), {
+  t.match(await awaitEnd(ID, api, hurried(effects), note), {
     kind: 'ended',
     status: 'failed',
     deployment: { status: 'failed' },
   });
   t.strictSame(told, [PAUSED], 'only at the first look');
-  t.strictSame(asked, Array(3).fill('/v2/deployments/dpl_test?wait=20'));
-  t.equal(effects.monotonicMs(), 60_000);
+  t.strictSame(asked, Array(3).fill(['/v2/deployments/dpl_test?wait=20', 20_000]));
+  t.equal(effects.monotonicMs(), 41_000, 'not more often than once a second');
   const refusal = {
     ok: false as const,
     status: 403,
@@ -111,9 +113,13 @@ t.test('at its first heartbeat, a deployment that printed nothing is looked at, 
   await follow([silent, silent, [GREETING, END]], { note }, showing('queued'));
   t.strictSame(told, [PAUSED]);
   await follow([[...silent, END]], { note }, showing('running'));
-  await follow([[GREETING, 'data: x\n\n', HEARTBEAT, END]], { note }, showing('queued'));
-  await follow([[GREETING, END]], { note }, showing('queued'));
+  await follow([[...silent, END]], { note }, { ...showing('queued'), project: async () => undefined });
+  const looks: unknown[] = [];
+  const deployment: ApiClient['deployment'] = async (_, howOften) => void looks.push(howOften);
+  await follow([[GREETING, 'data: x\n\n', HEARTBEAT, END]], { note }, { deployment });
+  await follow([[GREETING, END]], { note }, { deployment });
   t.equal(told.length, 1);
+  t.strictSame(looks, ['repeatedly', 'repeatedly'], 'each at the end only');
 });
 
 t.test('the status is told before the rest of the deployment is asked for', async (t) => {
