@@ -1,4 +1,4 @@
-import { copyFileSync } from 'node:fs';
+import { copyFileSync, readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import t, { type Test } from 'tap';
@@ -47,6 +47,7 @@ t.test('its end is told of at once, whatever the hour of the daily warning', asy
 t.test('after a reload only the certificate in use is warned of', async (t) => {
   const { certificates, effects, warnings, put } = inUse(t, VALID_TO_MS - 2.5 * DAY_MS);
   certificates.own();
+  const openFiles = readdirSync('/proc/self/fd').length;
   t.strictSame(warnings(), [SOON]);
   certificates.renewOwn(() => undefined);
   t.strictSame(warnings(), [SOON], 'one that was read again is told of at once');
@@ -58,6 +59,7 @@ t.test('after a reload only the certificate in use is warned of', async (t) => {
   effects.advance(DAY_MS);
   t.strictSame(warnings(), [SOON], 'the old one is in use still');
   certificates.renewOwn(() => undefined);
+  t.equal(readdirSync('/proc/self/fd').length, openFiles, 'no file stays open');
   effects.advance(3 * DAY_MS);
   t.strictSame(warnings(), []);
 });

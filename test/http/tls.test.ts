@@ -20,6 +20,12 @@ t.test('a certificate and its key are read, with the dates of its validity', asy
   t.equal(pair.validToMs, Date.UTC(2099, 11, 31, 23, 59, 59));
   const expired = readCertificate({ certPath: fixture('expired.pem'), keyPath: fixture('expired.key') });
   t.equal(expired.validToMs, Date.UTC(2021, 0, 1), 'a certificate that has expired is read, too');
+  for (const label of ['X509 CERTIFICATE', 'TRUSTED CERTIFICATE']) {
+    const certPath = join(temporaryDirectory(t), 'cert.pem');
+    writeFileSync(certPath, pair.chain.replaceAll('CERTIFICATE', label));
+    const { validToMs } = readCertificate({ certPath, keyPath: fixture('localhost.key') });
+    t.equal(validToMs, pair.validToMs, `as ${label}, which OpenSSL reads, too`);
+  }
 });
 
 t.test(
