@@ -388,17 +388,35 @@ t.test('files are removed before the log and the end are recorded, which may nee
   t.ok((store.reads.deployments.get(blocked)?.log_bytes ?? 0) > 1024 * 1024);
 });
 
-t.test('the process of a running command is recorded', async (t) => {
-  const { store, executor } = service(t);
+t.test('the process of a running command is recorded, which the end of davit waits for', async (t) => {
+  const store = testStore(t, realEffects);
+  const room = Promise.withResolvers<void>();
+  let isAsked = false;
+  const write: Writer['write'] = async (name, input) => {
+    const written = store.writer.write(name, input);
+    if (name !== 'deployments.setProcess') return await written;
+    isAsked = true;
+    await room.promise;
+    return await written;
+  };
+  const executor = testExecutor(t, { ...store, writer: { ...store.writer, write } });
   const projectId = await store.project({ command: ['/bin/sleep', '600'] });
-  await store.writer.write('deployments.create', newDeployment(projectId));
+  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
   await executor.tick();
   const recorded = () => store.reads.deployments.running()[0]?.process ?? undefined;
-  await until(() => recorded() !== undefined);
+  await until(() => isAsked && recorded() !== undefined);
   const identity = recorded();
   t.ok(identity !== undefined && isAlive(identity));
-  await executor.stop(0);
+  let isStopped = false;
+  const stopped = executor.stop(0).then(() => {
+    isStopped = true;
+  });
+  await until(() => store.reads.deployments.get(id)?.status === 'failed');
+  await nextTurn();
   t.notOk(identity !== undefined && isAlive(identity));
+  t.notOk(isStopped);
+  room.resolve();
+  await stopped;
 });
 
 t.test('the process of a command that ends at once is not recorded, as that costs a commit', async (t) => {
