@@ -135,6 +135,9 @@ t.test('a full queue rejects a deployment and changes nothing', async (t) => {
   const projectId = await store.project();
   const limited = newDeployment(projectId, { maxQueued: 2 });
   await store.writer.write('deployments.create', limited);
+  await t.rejects(store.writer.write('deployments.create', { ...limited, maxQueued: 1 }), {
+    message: /^1 deployment waits in this project already: try again when one has finished$/,
+  });
   await store.writer.write('deployments.create', limited);
   const before = store.dump();
   await t.rejects(store.writer.write('deployments.create', limited), {
