@@ -7,7 +7,6 @@ import fs, {
   readdirSync,
   readFileSync,
   renameSync,
-  rmSync,
   statSync,
   symlinkSync,
   writeFileSync,
@@ -36,6 +35,7 @@ import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 t.test('the file is made on first use, private and durable', (t) => {
+  const openFiles = readdirSync('/proc/self/fd').length;
   const path = `${temporaryDirectory(t)}/davit.db`;
   const database = openForWriting(path, fakeEffects());
   t.equal(statSync(path).mode & 0o777, 0o600);
@@ -47,6 +47,12 @@ t.test('the file is made on first use, private and durable', (t) => {
   t.equal(database.pragma('user_version', { simple: true }), SCHEMA_VERSION);
   t.strictSame(database.pragma('integrity_check'), [{ integrity_check: 'ok' }]);
   database.close();
+  t.equal(readdirSync('/proc/self/fd').length, openFiles);
+
+  t.intercept(process, 'getuid', { value: () => 1_000 });
+  const others = join(temporaryDirectory(t), 'davit.db');
+  openForWriting(others, fakeEffects()).close();
+  t.equal(statSync(others).mode & 0o777, 0o600, 'whoever makes it');
   t.end();
 });
 
@@ -258,7 +264,8 @@ t.test('an error about a file that cannot be created names its path and --db', (
   });
   t.throws(() => openForWriting(`${temporaryDirectory(t)}/no/such/davit.db`, fakeEffects()), {
     code: 'conflict',
-    message: /no\/such\/davit\.db.*--db/,
+    message:
+      /^cannot create .*no\/such\/davit\.db \(its directory is not there\): choose another place with --db$/,
   });
   t.end();
 });
@@ -294,7 +301,7 @@ t.test('no file is made beside a WAL that was left over: SQLite would remove tha
   t.strictSame(readdirSync(directory), ['davit.db-wal', 'link.db']);
   t.equal(readFileSync(`${path}-wal`, 'utf8'), 'what was acknowledged');
 
-  rmSync(`${path}-wal`);
+  writeFileSync(`${path}-wal`, ''); // which holds nothing
   openForWriting(link, fakeEffects()).close();
   t.ok(existsSync(path));
   t.end();
