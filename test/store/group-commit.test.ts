@@ -625,6 +625,25 @@ t.test('a close commits all waiting writes, and later ones are rejected', async 
   t.equal(results.length, 301, 'nothing is committed any more');
 });
 
+t.test(
+  'what a close does last is done before the connection is closed, and to no file that was moved',
+  (t) => {
+    for (const isMoved of [false, true]) {
+      const effects = fakeEffects();
+      const path = join(temporaryDirectory(t), 'davit.db');
+      const database = openForWriting(path, effects);
+      const group = createGroupCommit(database, effects);
+      if (isMoved) renameSync(path, `${path}.elsewhere`);
+      effects.advance(10);
+      const done: boolean[] = [];
+      group.close(() => done.push(database.open));
+      t.strictSame(done, isMoved ? [] : [true]);
+      t.notOk(database.open);
+    }
+    t.end();
+  },
+);
+
 t.test('a write waits until another process has written, for 5 s at most, and later ones less', async (t) => {
   const store = testStore(t);
   const other = new Sqlite(store.path);

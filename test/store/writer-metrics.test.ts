@@ -1,3 +1,4 @@
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import t from 'tap';
 import { newMetricsMemory } from '../../src/metric-cells.ts';
 import { exposition } from '../../src/metrics/exposition.ts';
@@ -15,12 +16,12 @@ t.test('each transaction is counted once, with all its writes, rejected ones too
   const metrics = writerMetrics(newMetricsMemory());
   const group = createGroupCommit(openForWriting(path, fakeEffects()), fakeEffects(), metrics);
   t.teardown(group.close);
-  const write = (changes = {}) =>
+  const write = (changes = {}, lowPriority = false) =>
     new Promise<WriteResult>((settle) =>
       group.enqueue({
         name: 'deployments.create',
         input: newDeployment(projectId, { maxQueued: null, ...changes }),
-        lowPriority: false,
+        lowPriority,
         settle,
       } satisfies QueuedWrite),
     );
@@ -32,11 +33,14 @@ t.test('each transaction is counted once, with all its writes, rejected ones too
   t.equal(value('davit_commit_writes_bucket', { le: '4' }), 1);
   t.equal(value('davit_commit_failures_total'), 0);
 
-  const many = Promise.all(Array.from({ length: 300 }, () => write()));
-  await until(() => scrape(metrics).value('davit_writes_queued') === 44);
-  await many;
-  t.equal(scrape(metrics).value('davit_writes_queued'), 0);
-  t.equal(scrape(metrics).value('davit_commit_duration_seconds_count'), 3);
+  for (const lowPriority of [false, true]) {
+    const many = Promise.all(Array.from({ length: 300 }, () => write({}, lowPriority)));
+    await until(() => scrape(metrics).value('davit_writes_queued') === 44);
+    await many;
+    t.equal(scrape(metrics).value('davit_writes_queued'), 0);
+    for (let turn = 0; turn < 3; turn++) await nextTurn();
+    t.equal(scrape(metrics).value('davit_commit_duration_seconds_count'), lowPriority ? 5 : 3);
+  }
 });
 
 t.test('a transaction that a full disk rejects counts as a failure, not as a commit', async (t) => {
