@@ -1,7 +1,15 @@
 import { copyFileSync, renameSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import t from 'tap';
-import { lockPath, sharedMemoryPath, walPath, watchPlace } from '../../src/store/place.ts';
+import {
+  identifyFiles,
+  lockPath,
+  openInPlace,
+  sharedMemoryPath,
+  walPath,
+  watchPlace,
+  writableBytes,
+} from '../../src/store/place.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
@@ -53,4 +61,35 @@ t.test('a link that leads to another file by now counts as moved', async (t) => 
   symlinkSync(`${file}.copy`, path);
   effects.advance(10);
   t.equal(isInPlace(), false);
+});
+
+t.test('a file is opened in its place only, and closed if it is not there any more', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  writeFileSync(path, '');
+  const files = identifyFiles(path);
+  let open = 0;
+  const opened = { close: () => void open-- };
+  const count = () => {
+    open += 1;
+    return opened;
+  };
+  t.equal(openInPlace(files, count), opened);
+  const moving = () => {
+    renameSync(path, `${path}.elsewhere`);
+    return count();
+  };
+  t.equal(openInPlace(files, moving), undefined);
+  t.equal(open, 1);
+  const refused = () => t.fail('another file may be there') as never;
+  t.equal(openInPlace(files, refused), undefined);
+});
+
+t.test('root can write also to what a file system reserves for it', async (t) => {
+  for (const [userId, bytes] of [
+    [0, 300],
+    [1_000, 200],
+  ] as const) {
+    t.intercept(process, 'geteuid', { value: () => userId });
+    t.equal(writableBytes({ bfree: 3, bavail: 2, bsize: 100 } as never), bytes);
+  }
 });
