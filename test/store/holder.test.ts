@@ -1,10 +1,10 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, writeFileSync } from 'node:fs';
+import { closeSync, existsSync, openSync, readdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
-import { isServedByProcess, refuseOtherMachine, servedBy } from '../../src/store/holder.ts';
+import { includesLock, isServedByProcess, refuseOtherMachine, servedBy } from '../../src/store/holder.ts';
 import { lockForServing } from '../../src/store/lock.ts';
 import { lockPath } from '../../src/store/place.ts';
 import { fakeEffects } from '../helpers/effects.ts';
@@ -46,6 +46,14 @@ t.test('which process holds the lock is told by the kernel, whatever the lock fi
   t.notOk(isServedByProcess(4711, path));
   release();
   t.notOk(isServedByProcess(process.pid, path));
+  const descriptor = openSync(lockPath(path), 'r');
+  t.ok(isServedByProcess(process.pid, path), 'or, where it does not tell that, by what is open');
+  closeSync(descriptor);
+  const lock = lockPath(path);
+  t.strictSame(
+    [[lock], [`${lock} (deleted)`], [path, `${lock}s`]].map((files) => includesLock(files, path)),
+    [true, true, false],
+  );
 });
 
 t.test('servedBy names the process that holds the lock even if the lock file was overwritten', async (t) => {
@@ -61,7 +69,9 @@ t.test('servedBy names the process that holds the lock even if the lock file was
   t.teardown(() => child.kill('SIGKILL'));
   await once(child.stdout, 'data');
   writeFileSync(lockPath(path), 'garbage'.repeat(1_000));
+  const openFiles = readdirSync('/proc/self/fd').length;
   t.strictSame(servedBy(path), { process_id: child.pid, since: null, max_concurrent: null });
+  t.equal(readdirSync('/proc/self/fd').length, openFiles, 'and has nothing open any more');
   child.kill('SIGKILL');
   await once(child, 'exit');
   t.equal(servedBy(path), null);
