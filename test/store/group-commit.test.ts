@@ -657,9 +657,13 @@ t.test('a write waits until another process has written, for 5 s at most, and la
       if (other.inTransaction && effects.monotonicMs() >= releasedAtMs) other.exec('ROLLBACK');
     },
   };
-  const writer = createWriter(openForWriting(store.path, realEffects), blocking);
+  const database = openForWriting(store.path, realEffects);
+  const writer = createWriter(database, blocking);
   t.teardown(writer.close);
 
+  database.exec('BEGIN');
+  await t.rejects(writer.write('projects.create', PROJECT), { message: /within a transaction/ });
+  t.equal(effects.monotonicMs(), 0, 'but for nothing else');
   other.exec('BEGIN IMMEDIATE');
   await t.rejects(writer.write('projects.create', PROJECT), {
     code: 'unavailable',
