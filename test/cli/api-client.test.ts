@@ -38,6 +38,8 @@ t.test('what only adds to a message is not asked for again once its time is over
   const client = clientOf(service, hurried(effects));
   t.equal(await client.deployment('dpl_1' as DeploymentId, 'repeatedly'), undefined);
   t.equal(service.requests.length, 1);
+  service.answerWith(status(200, { body: '{}' }));
+  t.equal(await client.deployment('dpl_1' as DeploymentId), undefined, 'nor is another answer told');
   await client.close();
 });
 
@@ -70,12 +72,29 @@ t.test(
     const service = await startReceiver(t, { answers: [late.answer] });
     const stderr = new PassThrough();
     const timeouts = { ...TIMEOUTS, answerMs: 1, answerNoteMs: 0 };
-    const client = clientOf(service, realEffects, { retryForMs: 0, timeouts }, stderr);
-    const called = client.call({ method: 'GET', path: '/', delayMs: 60_000 });
+    const { after } = realEffects;
+    const timers = new Set<() => void>();
+    const { restore } = t.intercept(realEffects, 'after', {
+      value(delayMs: number, action: () => void) {
+        const cancel = after(delayMs, action);
+        timers.add(cancel);
+        return () => {
+          timers.delete(cancel);
+          cancel();
+        };
+      },
+    });
+    const client = clientOf({ url: `${service.url}//` }, realEffects, { retryForMs: 0, timeouts }, stderr);
+    const called = client.call({ method: 'GET', path: '/v2', delayMs: 60_000 });
     await service.next();
     late.release();
     t.match(await called, { ok: true });
     t.equal(stderr.read(), null);
+    t.equal(timers.size, 0, 'nothing is told or ended any more');
+    restore();
+    const { path, headers } = service.requests[0] ?? {};
+    const { authorization, 'user-agent': agent, 'content-type': type } = headers ?? {};
+    t.strictSame([path, authorization, agent, type], ['/hook/v2', 'Bearer key', 'davit/0.0.0', undefined]);
 
     let nowMs = 0;
     const effects = { ...realEffects, monotonicMs: () => nowMs };
