@@ -83,7 +83,9 @@ t.test('a pass lets other work in between processes that take long to read', asy
 });
 
 t.test('a pass meets all that run, also what was forked during it, but for this process', async (t) => {
-  const { output } = await startProcess(t, ['sh', '-c', 'sleep 0 & echo $!; exec sleep 1000']);
+  // It exits only once its parent is no shell any more, which may wait for it, so that nothing of it is left.
+  const exits = 'until grep -qx sleep /proc/$$/comm; do :; done';
+  const { output } = await startProcess(t, ['sh', '-c', `${exits} & echo $!; exec sleep 1000`]);
   const exitedId = Number(String(await once(output, 'data')));
   await until(() => readStat(exitedId)?.state === 'Z');
   let forkedId: number | undefined;
