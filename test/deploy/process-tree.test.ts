@@ -101,7 +101,9 @@ t.test(
 async function startLeaver(t: Test, signalName: 'USR1' | 'TERM') {
   const deploymentId = newDeploymentId();
   const hasLeft = `${temporaryDirectory(t)}/left`;
-  const leaving = `$SIG{${signalName}} = sub { setsid(); mkdir "${hasLeft}" }; $| = 1; print $$; sleep while 1`;
+  // Perl acts on a signal that comes just before it sleeps only once it wakes.
+  const sleeping = 'select undef, undef, undef, 0.05 while 1';
+  const leaving = `$SIG{${signalName}} = sub { setsid(); mkdir "${hasLeft}" }; $| = 1; print $$; ${sleeping}`;
   const script = `perl -MPOSIX -e '${leaving}' & wait`;
   const { identity, output } = await startProcess(t, ['sh', '-c', script], deploymentId);
   return { deploymentId, leader: identity, leaverId: Number(await once(output, 'data')), hasLeft };
