@@ -53,9 +53,7 @@ export async function stopTree(tree: ProcessTree, options: StopOptions): Promise
   const group = disposition === 'gone' ? undefined : leader?.processId;
   const outside = await retryOnShortage(() => outsideOf(group, found), effects);
   if (group !== undefined) terminate(-group);
-  // The oldest first, so that a parent comes before its children: a script of which only the step had ended by then,
-  // under timeout(1), say, began the next one in one cancellation of six.
-  for (const stat of outside.toSorted(byAge)) await retryOnShortage(() => terminateIfAlive(stat), effects);
+  await signalInOrder(outside, terminate, effects);
   const restMs = () => graceMs() - (effects.monotonicMs() - startedAtMs);
   for (let round = 0; restMs() > 0; round++) {
     // The leader first: it takes one small file, and all of them a pass over /proc.
@@ -93,12 +91,12 @@ async function killUntilGone(members: Members, { effects, onStuck }: StopOptions
   /** The processes that were sent SIGKILL one by one; undefined: none is left. */
   async function kill(isFirst: boolean): Promise<ProcessStat[] | undefined> {
     members.killGroup();
-    const killOne = (stat: ProcessStat) => {
-      if (!signal(stat.processId, 'SIGKILL')) mayKillAll = false;
+    const killTarget = (target: number) => {
+      if (!signal(target, 'SIGKILL')) mayKillAll = false;
     };
-    // As with SIGTERM: a script that ignores that, or only catches it, began its next step in one kill of five.
-    const found = isFirst ? await members.find() : [];
-    for (const stat of found.toSorted(byAge)) if (isAlive(identityOf(stat))) killOne(stat);
+    // A script that ignores SIGTERM, or only catches it, began its next step in one kill of five.
+    if (isFirst) await signalInOrder(await members.find(), killTarget, effects);
+    const killOne = ({ processId }: ProcessStat) => killTarget(processId);
     const left = await members.find(killOne);
     return left.length === 0 && (await members.areGone(killOne)) ? undefined : left;
   }
@@ -256,11 +254,34 @@ function byAge(one: ProcessStat, other: ProcessStat): number {
  * setsid(1), and gets nothing with the group. One that leaves it on that signal has had it.
  */
 function outsideOf(group: number | undefined, stats: ProcessStat[]): ProcessStat[] {
-  return stats.filter(({ processId }) => readStat(processId)?.groupId !== group);
+  return stats.flatMap(({ processId, startedAt }) => {
+    const now = readStat(processId);
+    return now?.startedAt === startedAt && now.groupId !== group ? [now] : [];
+  });
 }
 
-function terminateIfAlive(stat: ProcessStat): void {
-  if (isAlive(identityOf(stat))) terminate(stat.processId);
+/**
+ * Gives each of these processes to `send`, all of a group at once if its leader is among them: when the first program of
+ * a pipeline had ended, the last one took its input for complete in one cancellation of five. The oldest first, so that
+ * a parent comes before its children: a script of which only the step had ended, under timeout(1), say, began the next.
+ */
+async function signalInOrder(
+  stats: ProcessStat[],
+  send: (target: number) => void,
+  effects: Effects,
+): Promise<void> {
+  const ids = new Set(stats.map(({ processId }) => processId));
+  // A command may have started davit.
+  const own = await retryOnShortage(() => readStat(process.pid), effects);
+  const sent = new Set<number>();
+  for (const stat of stats.toSorted(byAge)) {
+    const { processId, groupId } = stat;
+    const target = ids.has(groupId) && groupId !== own?.groupId ? -groupId : processId;
+    if (sent.has(target)) continue;
+    if (!(await retryOnShortage(() => isAlive(identityOf(stat)), effects))) continue;
+    send(target);
+    sent.add(target);
+  }
 }
 
 function terminate(target: number): void {

@@ -2,11 +2,12 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import fs from 'node:fs';
 import { syncBuiltinESMExports } from 'node:module';
+import { text } from 'node:stream/consumers';
 import t, { type Test } from 'tap';
 import { noIdWasReused, stopTree } from '../../src/deploy/process-tree.ts';
 import { signal } from '../../src/deploy/signals.ts';
 import { type Effects, realEffects as effects } from '../../src/effects.ts';
-import { isAlive, type ProcessIdentity, processIdentity } from '../../src/process-identity.ts';
+import { isAlive, type ProcessIdentity, processIdentity, readStat } from '../../src/process-identity.ts';
 import { fixture, newDeploymentId, until } from '../helpers/commands.ts';
 import { openAgain, refuseToOpen } from '../helpers/limits.ts';
 import { startProcess } from '../helpers/marked-processes.ts';
@@ -42,21 +43,25 @@ t.test('stopping a leader ends its session and its descendants, marked or not', 
 });
 
 t.test(
-  'outside the group of the leader a script gets SIGTERM before its step, so that it does not go on',
+  'each group outside that of the leader gets SIGTERM at once, that of a script before that of its step',
   async (t) => {
-    const deploymentId = newDeploymentId();
-    const script = "setsid --wait sh -c 'sleep 1000 & echo $$ $!; wait'";
-    const leader = await startProcess(t, ['sh', '-c', script], deploymentId);
-    const [printed] = await once(leader.output, 'data');
-    const scriptAndStep = String(printed).trim().split(' ').map(Number);
+    const { deploymentId, leader, groups } = await startGroups(t);
     const signals = t.capture(process, 'kill', process.kill);
-    await stopTree({ deploymentId, leader: leader.identity }, { graceMs: () => 10_000, effects });
-    t.strictSame(
-      terminatedOf(signals.args()).filter((target) => scriptAndStep.includes(Number(target))),
-      scriptAndStep,
-    );
+    await stopTree({ deploymentId, leader }, { graceMs: () => 10_000, effects });
+    t.strictSame(targetsOf(signals.args(), 'SIGTERM'), groups);
   },
 );
+
+/** A command, a script in a group of its own, a pipeline of it, and a step of that which has its own group again. */
+async function startGroups(t: Test, beginning = ':') {
+  const deploymentId = newDeploymentId();
+  const script = `setsid --wait sh -c '${beginning}; sleep 1000 | setsid sleep 1000 & echo $$ $!; wait'`;
+  const { identity: leader, output } = await startProcess(t, ['sh', '-c', script], deploymentId);
+  const [printed] = await once(output, 'data');
+  const [scriptId = 0, stepId = 0] = String(printed).trim().split(' ').map(Number);
+  await until(() => readStat(stepId)?.groupId === stepId);
+  return { deploymentId, leader, groups: [-leader.processId, -scriptId, -stepId] };
+}
 
 t.test(
   'a process that leaves the group of the leader after it was looked up gets SIGTERM, too',
@@ -77,7 +82,7 @@ t.test(
     t.teardown(syncBuiltinESMExports);
     const signals = t.capture(process, 'kill', process.kill);
     await stopTree({ deploymentId, leader }, { graceMs: () => 0, effects });
-    t.strictSame(terminatedOf(signals.args()), [-leader.processId, leaverId]);
+    t.strictSame(targetsOf(signals.args(), 'SIGTERM'), [-leader.processId, -leaverId]);
   },
 );
 
@@ -93,7 +98,7 @@ t.test(
       return isSent;
     });
     await stopTree({ deploymentId, leader }, { graceMs: () => 0, effects });
-    t.strictSame(terminatedOf(signals.args()), [-leader.processId]);
+    t.strictSame(targetsOf(signals.args(), 'SIGTERM'), [-leader.processId]);
   },
 );
 
@@ -109,8 +114,8 @@ async function startLeaver(t: Test, signalName: 'USR1' | 'TERM') {
   return { deploymentId, leader: identity, leaverId: Number(await once(output, 'data')), hasLeft };
 }
 
-function terminatedOf(signals: unknown[][]): unknown[] {
-  return signals.filter(([, name]) => name === 'SIGTERM').map(([target]) => target);
+function targetsOf(signals: unknown[][], sent: NodeJS.Signals): unknown[] {
+  return signals.filter(([, name]) => name === sent).map(([target]) => target);
 }
 
 t.test(
@@ -126,20 +131,31 @@ t.test(
   },
 );
 
-t.test(
-  'outside the group of the leader a script that ignores SIGTERM is killed before its step, so that it does not go on',
-  async (t) => {
-    const deploymentId = newDeploymentId();
-    const script = `setsid --wait sh -c 'trap "" TERM; sleep 1000 & echo $$ $!; wait'`;
-    const leader = await startProcess(t, ['sh', '-c', script], deploymentId);
-    const [printed] = await once(leader.output, 'data');
-    const scriptAndStep = String(printed).trim().split(' ').map(Number);
-    const signals = t.capture(process, 'kill', process.kill);
-    await stopTree({ deploymentId, leader: leader.identity }, { graceMs: () => 0, effects });
-    const killed = signals.args().filter(([, name]) => name === 'SIGKILL');
-    t.strictSame([...new Set(killed.map(([target]) => target))].slice(-2), scriptAndStep);
-  },
-);
+t.test('the group that davit is in is not signalled as a whole: a command may have started it', async (t) => {
+  const deploymentId = newDeploymentId();
+  const source = import.meta.resolve('../../src');
+  const program = `
+    const { stopTree } = await import('${source}/deploy/process-tree.ts');
+    const { realEffects } = await import('${source}/effects.ts');
+    const alive = setInterval(() => undefined, 1_000);
+    await stopTree({ deploymentId: '${deploymentId}' }, { graceMs: () => 0, effects: realEffects });
+    clearInterval(alive);
+    console.log('lives');`;
+  const script = '"$0" --input-type=module --eval "$PROGRAM"; echo went on';
+  const command: [string, ...string[]] = ['sh', '-c', script, process.execPath];
+  const { output } = await startProcess(t, command, deploymentId, { PROGRAM: program });
+  t.equal(await text(output), 'lives\n');
+});
+
+t.test('groups that ignore SIGTERM get it once, and are killed at once and in the same order', async (t) => {
+  const { deploymentId, leader, groups } = await startGroups(t, 'trap "" TERM');
+  const signals = t.capture(process, 'kill', process.kill);
+  await stopTree({ deploymentId, leader }, { graceMs: () => 0, effects });
+  const sent = signals.args();
+  t.strictSame(targetsOf(sent, 'SIGTERM'), groups);
+  const killed = new Set(targetsOf(sent, 'SIGKILL'));
+  t.strictSame([...killed].slice(0, groups.length), groups);
+});
 
 t.test('processes that fork and end without pause are ended', ifHas('perl'), async (t) => {
   const chain =
