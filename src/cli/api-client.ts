@@ -50,6 +50,8 @@ interface Timeouts {
   answerNoteMs: number;
   /** Of a streamed answer from which nothing comes. */
   silenceMs: number;
+  /** For how long a connection may be idle and then used again. */
+  idleMs: number;
 }
 
 export const TIMEOUTS: Timeouts = {
@@ -58,6 +60,8 @@ export const TIMEOUTS: Timeouts = {
   answerNoteMs: 5_000,
   // The service sends a heartbeat every 15 s.
   silenceMs: 45_000,
+  // The service allows a minute, but routers may have forgotten it by then: no answer comes over such a one.
+  idleMs: 4_000,
 };
 
 interface ApiRequest {
@@ -115,6 +119,7 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
     proxyTls: tls,
     headersTimeout: 0, // each request has a limit of its own
     bodyTimeout: timeouts.silenceMs,
+    keepAliveMaxTimeout: timeouts.idleMs,
   });
   const watched = watchConnections(proxies);
   const patience = () => createPatience(options.retryForMs, context);

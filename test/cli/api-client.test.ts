@@ -173,6 +173,23 @@ t.test('a stream from which nothing comes is given up', async (t) => {
   await client.close();
 });
 
+t.test('an idle connection is closed early, for however long the service would keep it', async (t) => {
+  const { promise: closedBy, resolve } = Promise.withResolvers<string>();
+  const answer = status(200, { headers: { 'Keep-Alive': 'timeout=65' }, body: JSON.stringify(QUEUED) });
+  const service = await startReceiver(t, {
+    answers: [
+      (response, received) => {
+        response.socket?.once('end', () => resolve('the client')).once('close', () => resolve('the service'));
+        return answer(response, received);
+      },
+    ],
+  });
+  const client = clientOf(service, realEffects, { timeouts: { ...TIMEOUTS, idleMs: 1 } });
+  t.match(await client.call({ method: 'GET', path: '/' }), { ok: true });
+  t.equal(await closedBy, 'the client');
+  await client.close();
+});
+
 t.test('a page in place of a stream is not read to its end, which may never come', async (t) => {
   const closed = Promise.withResolvers<void>();
   const service = await startReceiver(t, {
