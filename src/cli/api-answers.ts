@@ -1,3 +1,4 @@
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Dispatcher } from 'undici';
 import { parseRetryAfter } from '../deliver/retry.ts';
 import { type Deployment, type Project, parseId } from '../domain.ts';
@@ -33,6 +34,7 @@ export async function beginningOf(response: Dispatcher.ResponseData): Promise<st
     bytes += piece.length;
     if (bytes > maxBytes) break;
   }
+  await nextTurn(); // undici uses the connection again only then: a request right now would open another one
   return Buffer.concat(pieces).toString();
 }
 

@@ -173,6 +173,14 @@ t.test('a stream from which nothing comes is given up', async (t) => {
   await client.close();
 });
 
+t.test('requests one right after the other share a connection', async (t) => {
+  const service = await startReceiver(t, { answers: [status(200, { body: JSON.stringify(QUEUED) })] });
+  const client = clientOf(service);
+  for (const _ of [1, 2, 3]) t.match(await client.call({ method: 'GET', path: '/' }), { ok: true });
+  t.equal(service.connections(), 1);
+  await client.close();
+});
+
 t.test('an idle connection is closed early, for however long the service would keep it', async (t) => {
   const { promise: closedBy, resolve } = Promise.withResolvers<string>();
   const answer = status(200, { headers: { 'Keep-Alive': 'timeout=65' }, body: JSON.stringify(QUEUED) });

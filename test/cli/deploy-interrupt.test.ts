@@ -64,7 +64,7 @@ t.test('with --cancel-on-interrupt, a signal cancels the deployment and awaits i
 t.test('once the deployment has ended, no answer to its cancellation is awaited', async (t) => {
   const { startDeploy, directory } = await shared.another(t);
   const proxy = await startProxy(t, shared.url);
-  proxy.fates('once');
+  proxy.fates('pass', 'nothing'); // the cancellation
   const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], proxy.url, 'pipe');
   const said = collected(client, 'stderr');
   await follows(client);
@@ -139,7 +139,7 @@ t.test('two signals in immediate succession count as one', async (t) => {
 t.test('a second signal says that the cancellation was requested, and not answered', async (t) => {
   const { startDeploy } = await shared.another(t);
   const proxy = await startProxy(t, shared.url);
-  proxy.fates('once');
+  proxy.fates('pass', 'nothing'); // the cancellation
   const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], proxy.url, 'pipe');
   const said = collected(client, 'stderr');
   await follows(client);

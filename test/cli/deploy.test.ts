@@ -64,7 +64,6 @@ t.test('despite dropped connections, one deployment is created and the log is co
     'refuse',
     'lose-answer',
     'lose-answer',
-    'pass',
     { breakAfterBytes: 3_000 },
     { breakAfterBytes: 9_000 },
     'lose-answer',

@@ -4,10 +4,9 @@ import type { Test } from 'tap';
 
 /**
  * What becomes of a connection: it passes; it is closed before anything is read; the request passes and the answer
- * is lost, or waits for `release`; one request and its answer pass, and nothing after them; or it breaks off after so
- * many bytes of the answer.
+ * is lost, or waits for `release`; nothing passes; or it breaks off after so many bytes of answers.
  */
-export type Fate = 'pass' | 'refuse' | 'lose-answer' | 'hold' | 'once' | { breakAfterBytes: number };
+export type Fate = 'pass' | 'refuse' | 'lose-answer' | 'hold' | 'nothing' | { breakAfterBytes: number };
 
 export interface Proxy {
   url: string;
@@ -42,6 +41,7 @@ export async function startProxy(t: Test, target: string): Promise<Proxy> {
       client.destroy();
       return;
     }
+    if (fate === 'nothing') return;
     const service = connect(Number(to.port), to.hostname);
     sockets.add(service);
     service.on('error', () => client.destroy());
@@ -63,7 +63,6 @@ export async function startProxy(t: Test, target: string): Promise<Proxy> {
             : Number.POSITIVE_INFINITY;
       client.write(bytes.subarray(0, maxBytes - passedBytes));
       passedBytes += bytes.length;
-      if (fate === 'once') client.unpipe(service);
       if (passedBytes >= maxBytes) client.destroySoon();
     });
   });
