@@ -158,7 +158,7 @@ ${answerHeaders(responses)}
 </div>
 <div class="examples">
 ${isEvent ? '' : example('Request', curl(method, path, operation))}
-${body === undefined || !isEvent ? '' : example('Body', json(body.example))}
+${isEvent ? example('Body', json(body?.example)) : ''}
 ${Object.entries(responses).map(([status, response]) => responseExample(status, response))}
 </div>
 </div>
@@ -169,8 +169,8 @@ ${Object.entries(responses).map(([status, response]) => responseExample(status, 
 function parameterTable(title: string, parameters: Parameter[], place: Parameter['in']): Html | '' {
   const rows = parameters.filter((parameter) => parameter.in === place);
   if (rows.length === 0) return '';
-  return html`<h4>${title}</h4><table><tbody>${rows.map(({ name, required = false, description, schema }) =>
-    row(name, required, { ...schema, ...(description === undefined ? {} : { description }) }),
+  return html`<h4>${title}</h4><table><tbody>${rows.map(
+    ({ name, required = false, description = '', schema }) => row(name, required, { ...schema, description }),
   )}</tbody></table>`;
 }
 
@@ -213,20 +213,11 @@ function typeOf(schema: JsonSchema): Html {
   }`;
 }
 
-function limits({
-  minimum,
-  maximum,
-  minLength,
-  maxLength,
-  minItems,
-  maxItems,
-  enum: values,
-}: JsonSchema): string {
-  if (values !== undefined) return '';
+function limits({ minimum, maximum, minLength, maxLength, minItems }: JsonSchema): string {
   return [
     range(minimum, maximum, ''),
     range(minLength, maxLength, ' characters'),
-    minItems === 1 && maxItems === undefined ? 'not empty' : range(minItems, maxItems, ' items'),
+    minItems === 1 ? 'not empty' : '',
   ]
     .map((text) => (text === '' ? '' : `, ${text}`))
     .join('');
@@ -241,7 +232,7 @@ function range(from: number | undefined, to: number | undefined, unit: string): 
 /** Errors that are the same for all routes are collapsed. */
 function answers(responses: Operation['responses'], document: OpenApiDocument): Html {
   const entries = Object.entries(responses);
-  const own = entries.filter(([, response]) => !('$ref' in response) || response.description !== undefined);
+  const own = entries.filter(([, { description }]) => description !== undefined);
   const common = entries.filter((entry) => !own.includes(entry));
   const list = (shown: typeof entries): Html =>
     html`<dl class="answers">${shown.map((entry) => answer(entry, document))}</dl>`;
@@ -261,21 +252,19 @@ function answerHeaders(responses: Operation['responses']): Html | '' {
 }
 
 function answer([status, response]: [string, Response | Reference], document: OpenApiDocument): Html {
-  const { description, content = {} } = resolved(response, document);
-  const [first] = Object.values(content);
-  const isError = '$ref' in response;
-  return html`<dt class="s${status.slice(0, 1)}">${status}</dt><dd>${inline(description)} ${
-    isError || first?.schema.$ref === undefined ? '' : typeOf(first.schema)
+  const [first] = '$ref' in response ? [] : Object.values(response.content ?? {});
+  return html`<dt class="s${status.slice(0, 1)}">${status}</dt><dd>${inline(descriptionOf(response, document))} ${
+    first?.schema.$ref === undefined ? '' : typeOf(first.schema)
   }</dd>`;
 }
 
-/** Follows the reference to a shared error, which may have a description of its own. */
-function resolved(response: Response | Reference, document: OpenApiDocument): Response {
-  if (!('$ref' in response)) return response;
+/** A reference to a shared error may have a description of its own. */
+function descriptionOf(response: Response | Reference, document: OpenApiDocument): string {
+  if (!('$ref' in response)) return response.description;
   const name = response.$ref.slice(response.$ref.lastIndexOf('/') + 1);
   const target = document.components.responses[name];
   if (target === undefined) throw new Error(`the description has no answer ${name}`);
-  return response.description === undefined ? target : { ...target, description: response.description };
+  return response.description ?? target.description;
 }
 
 function responseExample(status: string, response: Response | Reference): Html {
@@ -303,8 +292,7 @@ const RANDOM_TEXT = "$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')";
 /** A command for a shell in which DAVIT_URL and DAVIT_KEY are set. */
 function curl(method: string, path: string, { parameters = [], requestBody, security }: Operation): string {
   const url = parameters.reduce(
-    (text, { in: place, name, example }) =>
-      place === 'path' ? text.replace(`{${name}}`, String(example)) : text,
+    (text, { name, example }) => text.replace(`{${name}}`, String(example)),
     path,
   );
   const lines = [`curl ${method === 'get' ? '' : `-X ${method.toUpperCase()} `}"$DAVIT_URL${url}"`];

@@ -13,7 +13,6 @@ export interface JsonSchema {
   minLength?: number;
   maxLength?: number;
   minItems?: number;
-  maxItems?: number;
   uniqueItems?: boolean;
   default?: unknown;
   examples?: unknown[];
