@@ -148,6 +148,8 @@ t.test('an invalid value is rejected with the name of the option and an example'
         'http://x:80',
         'a/b:80',
         '127.0.0.1:-1',
+        '127.0.0.1:8080x',
+        'a]b:80',
       ],
     ],
     ['--metrics-listen', '127.0.0.1:8080', ['', '9464', ':9464', 'http://127.0.0.1:9464', 'off']],
@@ -175,10 +177,19 @@ t.test('an invalid value is rejected with the name of the option and an example'
   }
 });
 
-t.test('a value out of bounds is rejected with the bound', async (t) => {
+t.test('a value out of bounds is rejected with the bound, the bound itself is not', async (t) => {
+  const { rateLimit, maxConcurrent, retentionMs } = configOf([
+    ...['--rate-limit', '999999/36500d', '--max-concurrent', '999999', '--retention', '36500d'],
+  ]);
+  const centuryMs = 36_500 * 24 * 60 * 60_000;
+  t.strictSame(
+    [rateLimit, maxConcurrent, retentionMs],
+    [{ limit: 999_999, windowMs: centuryMs }, 999_999, centuryMs],
+  );
   for (const [option, value, bound] of [
     ['--retention', '36501d', 'at most 36500d'],
     ['--webhook-timeout', '9999999999999s', 'at most 36500d'],
+    ['--webhook-retry-delays', '5s,36501d', 'at most 36500d'],
     ['--rate-limit', '1000000/1m', '1 to 999999 requests'],
     ['--rate-limit', '600/99999d', 'at most 36500d'],
     ['--max-concurrent', '1000000', 'from 1 to 999999'],
@@ -204,13 +215,13 @@ t.test('an address to listen on is shown as one types it, with the cause if it f
 t.test('where a port below 1024 is refused, the error says what allows it', async (t) => {
   const refused = Object.assign(new Error('listen EACCES'), { code: 'EACCES' });
   t.equal(
-    cannotListen({ host: '0.0.0.0', port: 443 }, '--listen', refused).message,
-    'cannot listen on 0.0.0.0:443 (EACCES): choose another place with --listen, or allow ports below 1024, as the comments ' +
+    cannotListen({ host: '0.0.0.0', port: 1023 }, '--listen', refused).message,
+    'cannot listen on 0.0.0.0:1023 (EACCES): choose another place with --listen, or allow ports below 1024, as the comments ' +
       "of 'davit admin systemd-unit' say",
   );
   t.equal(
-    cannotListen({ host: '0.0.0.0', port: 8080 }, '--listen', refused).message,
-    'cannot listen on 0.0.0.0:8080 (EACCES): choose another place with --listen',
+    cannotListen({ host: '0.0.0.0', port: 1024 }, '--listen', refused).message,
+    'cannot listen on 0.0.0.0:1024 (EACCES): choose another place with --listen',
   );
 });
 
