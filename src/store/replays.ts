@@ -107,7 +107,7 @@ export function replayReads(database: Database, { inSpareTurn = inSpareTurnOfThr
       FROM (SELECT min(seq) AS seq FROM replays WHERE finished_at IS NULL GROUP BY webhook_id) AS first
       JOIN replays r ON r.seq = first.seq
       JOIN webhooks w ON w.id = r.webhook_id
-     WHERE w.status = 'enabled' AND w.deleted_at IS NULL
+     WHERE w.status = 'enabled'
      ORDER BY r.seq`);
   const dueAtPosition = database
     .prepare<{ webhookId: WebhookId; nowMs: number; offset: number }, number>(`
