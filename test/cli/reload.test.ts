@@ -69,6 +69,7 @@ t.test('a broken certificate or key is reported, and the old one stays in use', 
     [() => writeFileSync(certPath, 'rubbish'), /--tls-cert: .*cert\.pem holds no certificate in PEM/],
     [() => writeFileSync(certPath, ''), /--tls-cert: .* holds no certificate in PEM/],
     [() => writeFileSync(keyPath, fixture('localhost.pem')), /--tls-(?:cert|key): .* holds no/],
+    [() => rmSync(certPath), /--tls-cert: .*cert\.pem cannot be read \(ENOENT\)/],
     [() => replaceByPipe(keyPath), /key\.pem is not a regular file/],
   ];
   for (const [index, [breakIt, problem]] of breaks.entries()) {

@@ -11,9 +11,11 @@ import { temporaryDirectory } from '../helpers/store.ts';
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
 /** Of expired.pem. */
+const VALID_FROM_MS = Date.UTC(2020, 0, 1);
 const VALID_TO_MS = Date.UTC(2021, 0, 1);
 
 const SOON = 'the certificate expires soon: renew it, then send SIGHUP';
+const NOT_YET = 'the certificate is not valid yet, and clients refuse it: is the clock right?';
 const EXPIRED = 'the certificate has expired, and clients refuse it: renew it, then send SIGHUP';
 
 t.test('a certificate is warned of on each of its last 14 days, and once it has expired', async (t) => {
@@ -42,6 +44,16 @@ t.test('its end is told of at once, whatever the hour of the daily warning', asy
   t.strictSame(warnings(), [SOON, SOON]);
   effects.advance(HOUR_MS);
   t.strictSame(warnings(), [EXPIRED]);
+});
+
+t.test('one that is not valid yet is warned of every day until it is', async (t) => {
+  const { certificates, effects, warnings } = inUse(t, VALID_FROM_MS - 1.5 * DAY_MS);
+  certificates.own();
+  t.strictSame(warnings(), [NOT_YET]);
+  effects.advance(DAY_MS);
+  t.strictSame(warnings(), [NOT_YET]);
+  effects.advance(DAY_MS);
+  t.strictSame(warnings(), []);
 });
 
 t.test('after a reload only the certificate in use is warned of', async (t) => {
