@@ -22,7 +22,26 @@ t.test('ended deployments are counted by status and reason, from zero, each once
   };
 
   const before = await scrape();
-  t.equal(before.series.filter(({ name }) => name === FINISHED).length, 11);
+  t.strictSame(
+    before.series
+      .filter(({ name }) => name === FINISHED)
+      .map(({ labels }) => `${labels['status']} ${labels['reason']}`.trim()),
+    [
+      'succeeded',
+      ...[
+        'exit_code',
+        'signal',
+        'timeout',
+        'idle_timeout',
+        'spawn_failed',
+        'interrupted',
+        'reported',
+        'report_timeout',
+      ].map((reason) => `failed ${reason}`),
+      'canceled user',
+      'canceled superseded',
+    ],
+  );
   t.strictSame(movedOf(before, FINISHED), [], 'what ended before does not count');
 
   const claimed = await begin(store);
@@ -31,10 +50,11 @@ t.test('ended deployments are counted by status and reason, from zero, each once
   await end(store, { status: 'failed', reason: 'exit_code', exitCode: 3 }, await begin(store));
   await end(store, { status: 'failed', reason: 'timeout' }, await begin(store));
   await end(store, { status: 'canceled', reason: 'user' });
+  await end(store, { status: 'canceled', reason: 'user' }, await begin(store));
   await scrape();
   const after = await scrape();
   t.strictSame(movedOf(after, FINISHED), [
-    ['canceled user', 1],
+    ['canceled user', 2],
     ['failed exit_code', 1],
     ['failed timeout', 1],
     ['succeeded', 1],
@@ -42,10 +62,11 @@ t.test('ended deployments are counted by status and reason, from zero, each once
   t.strictSame(
     movedOf(after, `${DURATION}_count`),
     [
+      ['canceled', 1],
       ['failed', 2],
       ['succeeded', 1],
     ],
-    'the canceled one never ran',
+    'the other canceled one never ran',
   );
   t.strictSame(movedOf(after, `${DURATION}_sum`), [['succeeded', 20]]);
   t.equal(after.value(`${DURATION}_bucket`, { status: 'succeeded', le: '15' }), 0);
