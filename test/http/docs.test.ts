@@ -61,11 +61,65 @@ t.test('the page /docs', async (t) => {
   });
 
   t.test('shows the headers that only the answers of one operation have', async (t) => {
-    const [, logs = ''] = page.split('id="getLogs"');
-    const [section = ''] = logs.split('</article>');
+    const section = sectionOf(page, 'getLogs');
     for (const name of ['Log-Next-Offset', 'X-Accel-Buffering'])
       t.ok(section.includes(`<code>${name}</code>`), name);
     t.equal(page.split('Headers of answers').length, 2);
+  });
+
+  t.test('tells of a field its type, bounds and default, and whether it is required', async (t) => {
+    t.match(fieldsOf(page, 'getDeployment'), {
+      deployment_id: 'string, at most 64 characters, required',
+      wait: 'integer, 0 to 60, 0 by default',
+    });
+    t.match(fieldsOf(page, 'listDeployments'), {
+      limit: 'integer, at least 1, 50 by default',
+      cursor: 'string, 1 to 1024 characters',
+      status: 'list of queued running canceling succeeded failed canceled',
+      created_after: 'date-time',
+    });
+    t.match(fieldsOf(page, 'createWebhook'), {
+      url: 'string, at most 2048 characters, required',
+      events: /^list of deployment\.succeeded .*, not empty, required$/,
+      description: 'string or null, at most 256 characters',
+    });
+    t.match(fieldsOf(page, 'object-Deployment'), {
+      reason: /^exit_code signal .* or null, required$/,
+      created_by: 'object or null, required',
+      key_id: 'string, at most 64 characters, required',
+    });
+    t.match(fieldsOf(page, 'object-DeliveryDetails'), {
+      payload: 'Event, required',
+      attempts: 'list of Attempt, required',
+    });
+    t.match(fieldsOf(page, 'object-Ping'), { type: '"ping", required' });
+  });
+
+  t.test('has the titles, paragraphs and code of descriptions', async (t) => {
+    const titles = [...document.info.description.matchAll(/^## (.+)$/gm)].map(([, title = '']) => title);
+    t.not(titles.length, 0);
+    for (const title of titles) t.ok(page.includes(`<h2>${title}</h2>`), title);
+    t.ok(
+      sectionOf(page, 'createDeployment').includes(
+        '</p><p>Needs the scope <code>deployments:write</code>.</p>',
+      ),
+    );
+  });
+
+  t.test('shows which answers are all the same in a list of their own, and what others hold', async (t) => {
+    const [own = '', common = ''] = sectionOf(page, 'createDeployment').split('Common errors');
+    t.strictSame(statusesIn(own), ['201', '409', '429']);
+    t.match(own, /<dt class="s2">201<\/dt><dd>[^<]+ <a href="#object-Deployment">Deployment<\/a><\/dd>/);
+    t.match(own, /<dt class="s4">409<\/dt><dd>[^<]+ <\/dd>/);
+    t.match(common, /<dt class="s4">401<\/dt><dd>The key is missing[^<]+ <\/dd>/);
+  });
+
+  t.test('shows of an event what is sent, and of an object an example', async (t) => {
+    const event = sectionOf(page, 'onDeploymentFailed');
+    t.match(event, '<code>your URL (deployment.failed)</code>');
+    t.strictSame(figuresIn(event), ['Body']);
+    t.strictSame(figuresIn(sectionOf(page, 'object-Delivery')), ['Example']);
+    t.strictSame(figuresIn(sectionOf(page, 'createDeployment')), ['Request', '201']);
   });
 
   t.test('links only to places on the page and to the description', async (t) => {
@@ -85,6 +139,12 @@ t.test('the page /docs', async (t) => {
       ),
     );
     t.ok(page.includes('-d &#39;{&quot;ref&quot;:&quot;main&quot;}&#39;'));
+    t.ok(
+      unescaped(page).includes(
+        '<code>curl "$DAVIT_URL/v2/projects" \\\n  -H "Authorization: Bearer $DAVIT_KEY"</code>',
+      ),
+      'or read without a body',
+    );
     const key = /-H (&quot;Idempotency-Key: .+?&quot;) /.exec(page)?.[1] ?? '';
     const shown = execFileSync('/bin/sh', ['-c', `printf %s ${unescaped(key)}`], { encoding: 'utf8' });
     t.match(shown, /^Idempotency-Key: [0-9a-f]{32}$/, 'a new one at each call');
@@ -137,6 +197,30 @@ t.test('every text of the description is escaped on the page', async (t) => {
   t.notMatch(page, "&'");
   t.ok(page.split('&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt;&amp;&#39;').length > 8);
 });
+
+function sectionOf(page: string, id: string): string {
+  const [, after = ''] = page.split(`<article id="${id}"`);
+  const [section = ''] = after.split('</article>');
+  return section;
+}
+
+/** The fields in the tables of a section, each with what it says of its values. */
+function fieldsOf(page: string, id: string): Record<string, string> {
+  const rows = /<code>(\w+)<\/code>(.*)<\/th>\n<td><div class="type">(.*?)<\/div>/g;
+  const fields = [...sectionOf(page, id).matchAll(rows)].map(([, name = '', required = '', type = '']) => [
+    name,
+    unescaped([type, required].filter((part) => part !== '').join(', ')).replaceAll(/<.*?>/g, ''),
+  ]);
+  return Object.fromEntries(fields);
+}
+
+function statusesIn(section: string): (string | undefined)[] {
+  return [...section.matchAll(/<dt class="s\d">(\d+)/g)].map(([, status]) => status);
+}
+
+function figuresIn(section: string): (string | undefined)[] {
+  return [...section.matchAll(/<figcaption>(.*?)<\/figcaption>/g)].map(([, title]) => title);
+}
 
 const VOID_ELEMENTS = new Set(['meta', 'link', 'br']);
 

@@ -12,11 +12,13 @@ t.test('requests are counted by route, method and status, and timed by route and
     ['GET', 200, 2_000],
     ['GET', 404, 1],
     ['HEAD', 200, 1],
+    ['DELETE', 204, 1],
   ] as const) {
     requests.count({ route, method, status, durationMs });
   }
   const scrape = parseMetrics(exposition(requests.metrics()));
   t.strictSame(movedOf(scrape, 'davit_http_requests_total'), [
+    [`${route} DELETE 204`, 1],
     [`${route} GET 200`, 2],
     [`${route} GET 404`, 1],
     [`${route} HEAD 200`, 1],
