@@ -84,13 +84,12 @@ const REF_MAX_BYTES = 255;
  * Checks a reference to deploy: what git accepts as a branch, tag or commit, limited to characters that have no special
  * meaning to shells, paths and option parsers. The value is neither trimmed nor changed.
  */
-export function parseRef(value: unknown): RefResult {
+export function parseRef(value: string): RefResult {
   const reason = refProblem(value);
   return reason === undefined ? { ok: true, ref: value as Ref } : { ok: false, reason };
 }
 
-function refProblem(value: unknown): string | undefined {
-  if (typeof value !== 'string') return 'must be a string';
+function refProblem(value: string): string | undefined {
   if (value === '') return 'must not be empty';
   if (value.length > REF_MAX_BYTES) return `must be at most ${REF_MAX_BYTES} bytes`;
   if (!/^[A-Za-z0-9_]/.test(value)) return 'must begin with a letter a-z or A-Z, a digit or _';

@@ -17,7 +17,7 @@ export const anyQuery = Joi.object().unknown();
 
 /** See `parseRef`. */
 export const refSchema = Joi.string()
-  .custom((value: unknown, helpers) => {
+  .custom((value: string, helpers) => {
     const result = parseRef(value);
     return result.ok ? result.ref : helpers.error('any.invalid', { reason: result.reason });
   })

@@ -106,6 +106,7 @@ const BODIES: { name: string; body: unknown; details: [field: string, reason: st
   { name: 'null for a string', body: { ref: null }, details: [['ref', 'must be a string']] },
   { name: 'an empty string', body: { ref: '' }, details: [['ref', 'must not be empty']] },
   { name: 'a bad ref', body: { ref: 'a..b' }, details: [['ref', 'must not contain ..']] },
+  { name: 'a long ref', body: { ref: 'a'.repeat(256) }, details: [['ref', 'must be at most 255 bytes']] },
   { name: 'a ref with a blank', body: { ref: 'a b' }, details: [['ref', /^may hold only (?!.*query)/]] },
   { name: 'an unknown field', body: { ref: 'main', reff: 1 }, details: [['reff', 'is not allowed']] },
   {
