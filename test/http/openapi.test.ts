@@ -419,7 +419,11 @@ t.test('the schema for times accepts what parseTimestamp accepts, so no leap sec
   const isTime = ajv.compile({ type: 'string', format: 'date-time', pattern: TIMESTAMP_FORM.source });
   const rows: [text: string, accepted: boolean][] = [
     ['2026-01-31T12:00:00Z', true],
+    ['2026-01-31T12:00:00.5Z', true],
     ['2026-12-31T23:59:59.123456789-23:59', true],
+    ['2026-01-31T12:00:00.Z', false],
+    [' 2026-01-31T12:00:00Z', false],
+    ['2026-01-31T12:00:00Z ', false],
     ['2016-12-31T23:59:60Z', false],
     ['2017-01-01T00:59:60+01:00', false],
     ['2026-02-29T12:00:00Z', false],
