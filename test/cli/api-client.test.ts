@@ -10,7 +10,7 @@ import type { DeploymentId, ProjectId } from '../../src/domain.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
 import { QUEUED } from '../helpers/deploy-client.ts';
 import { fakeEffects, hurried } from '../helpers/effects.ts';
-import { held, type Receiver, silence, startReceiver, status } from '../helpers/receiver.ts';
+import { type Answer, held, type Receiver, silence, startReceiver, status } from '../helpers/receiver.ts';
 
 t.test('a call still under way when the client is closed fails as unavailable', async (t) => {
   const service = await startReceiver(t, { answers: [silence()] });
@@ -136,6 +136,35 @@ t.test('a refusal is retried from its answer on, however long that took', async 
   t.match(String(stderr.read()), /^127\.0\.0\.1:\d+ answers 503: trying again in 5s\n$/);
   await client.close();
 });
+
+t.test(
+  'an answer tells whether the request, or an earlier try of it, may have been carried out',
+  async (t) => {
+    const proxys = (code: number) => status(code, { body: '<html>' });
+    const refusal = { error: { code: 'conflict', message: 'it is archived', request_id: 'req_1' } };
+    const refused = status(409, { body: JSON.stringify(refusal) });
+    const headers = { 'Idempotent-Replayed': 'true' };
+    const again = status(200, { headers, body: JSON.stringify(QUEUED) });
+    const service = await startReceiver(t);
+    const client = clientOf(service, hurried(fakeEffects()), {}, new PassThrough());
+    const rows: [name: string, answers: [Answer, ...Answer[]], expected: object][] = [
+      ['never reached, it may be no davit', [proxys(502), proxys(404)], { status: 404, isDavits: false }],
+      ['refused', [refused], { status: 409, mayBeDone: false }],
+      ['not passed on', [proxys(429), refused], { status: 409, mayBeDone: false }],
+      ['passed on, perhaps', [proxys(502), refused], { status: 409, mayBeDone: true }],
+      ['reached before', [proxys(502), proxys(404), refused], { status: 409, mayBeDone: true }],
+      ['carried out before', [proxys(429), again], { ok: true, replayed: true }],
+      ['carried out by an earlier try', [proxys(502), again], { ok: true, replayed: false }],
+    ];
+    for (const [name, answers, expected] of rows) {
+      const before = service.requests.length;
+      service.answerWith(...answers);
+      t.match(await client.call({ method: 'POST', path: '/v2/deployments' }), expected, name);
+      t.equal(service.requests.length - before, answers.length, name);
+    }
+    await client.close();
+  },
+);
 
 t.test('a proxy that makes no connection is given up like a service that does not answer', async (t) => {
   const sockets = new Set<Socket>();
