@@ -68,7 +68,7 @@ export function reportWrites(
       const deployment = reads.existing(id);
       const circumstance = circumstances.get(id);
       if (circumstance?.reported !== 1) {
-        throw new AppError('conflict', 'davit itself runs the command of this project: it takes no reports');
+        throw new AppError('conflict', 'davit itself runs this deployment: it takes no reports');
       }
       if (isTerminal(deployment.status)) return repeated(deployment, deployment.status, status);
       const told = {
