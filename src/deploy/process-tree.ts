@@ -50,7 +50,7 @@ export async function stopTree(tree: ProcessTree, options: StopOptions): Promise
   if (disposition === 'gone' && options.spareWhenExited === true) return disposition;
 
   const startedAtMs = effects.monotonicMs();
-  const group = disposition === 'gone' ? undefined : leader?.processId;
+  const group = await retryOnShortage(members.livingGroup, effects);
   const outside = await retryOnShortage(() => outsideOf(group, found), effects);
   if (group !== undefined) terminate(-group);
   await signalInOrder(outside, terminate, effects);
@@ -124,6 +124,8 @@ const STUCK_ROUNDS = BRISK_ROUNDS + 12;
 interface Members {
   /** The living processes of the tree, newest first. `onFound` gets most of them the moment they are found. */
   find(onFound?: (stat: ProcessStat) => void): Promise<ProcessStat[]>;
+  /** The leader's group, if it has a member, be it a zombie, and davit is none. Unlike `find`, this misses none. */
+  livingGroup(): number | undefined;
   /** SIGKILL to the leader's group, which reaches processes that `find` may miss. */
   killGroup(): void;
   /** Whether none is left, after so many passes that none can have been missed; `onFound` as above. */
@@ -137,7 +139,7 @@ function membersOf({ deploymentId, leader, ownsId }: ProcessTree, effects: Effec
     leader !== undefined && (ownsId === true || stillOwnsId(leader)) ? leader.processId : undefined;
   let isGroupKilled = false;
 
-  return { find, killGroup, areGone };
+  return { find, livingGroup, killGroup, areGone };
 
   async function find(onFound: (stat: ProcessStat) => void = () => undefined): Promise<ProcessStat[]> {
     const members: ProcessStat[] = [];
@@ -169,9 +171,10 @@ function membersOf({ deploymentId, leader, ownsId }: ProcessTree, effects: Effec
     return holder !== undefined && holder.processStartedAt !== leader?.processStartedAt;
   }
 
-  /** The leader's group, if it has a member, be it a zombie. Unlike `find`, this misses none. */
   function livingGroup(): number | undefined {
-    return sessionId !== undefined && !isAnothers(sessionId) && exists(-sessionId) ? sessionId : undefined;
+    return sessionId !== undefined && sessionId !== ownGroup() && !isAnothers(sessionId) && exists(-sessionId)
+      ? sessionId
+      : undefined;
   }
 
   /** All members get it at once, forking or not: fork(2) fails while a signal is pending. */
@@ -271,17 +274,21 @@ async function signalInOrder(
   effects: Effects,
 ): Promise<void> {
   const ids = new Set(stats.map(({ processId }) => processId));
-  // A command may have started davit.
-  const own = await retryOnShortage(() => readStat(process.pid), effects);
+  const own = await retryOnShortage(ownGroup, effects);
   const sent = new Set<number>();
   for (const stat of stats.toSorted(byAge)) {
     const { processId, groupId } = stat;
-    const target = ids.has(groupId) && groupId !== own?.groupId ? -groupId : processId;
+    const target = ids.has(groupId) && groupId !== own ? -groupId : processId;
     if (sent.has(target)) continue;
     if (!(await retryOnShortage(() => isAlive(identityOf(stat)), effects))) continue;
     send(target);
     sent.add(target);
   }
+}
+
+/** Is not signalled as a whole: a command may have started davit. */
+function ownGroup(): number | undefined {
+  return readStat(process.pid)?.groupId;
 }
 
 function terminate(target: number): void {

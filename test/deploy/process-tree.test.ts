@@ -63,6 +63,18 @@ async function startGroups(t: Test, beginning = ':') {
   return { deploymentId, leader, groups: [-leader.processId, -scriptId, -stepId] };
 }
 
+t.test('the group of a leader that was killed gets SIGTERM at once', async (t) => {
+  const deploymentId = newDeploymentId();
+  const script = 'sleep 1000 | sleep 1000 & echo ready; wait';
+  const { child, identity: leader, output } = await startProcess(t, ['sh', '-c', script], deploymentId);
+  await once(output, 'data');
+  child.kill('SIGKILL');
+  await once(child, 'exit');
+  const signals = t.capture(process, 'kill', process.kill);
+  await stopTree({ deploymentId, leader, ownsId: true }, { graceMs: () => 10_000, effects });
+  t.strictSame(targetsOf(signals.args(), 'SIGTERM'), [-leader.processId]);
+});
+
 t.test(
   'a process that leaves the group of the leader after it was looked up gets SIGTERM, too',
   ifHas('perl'),
@@ -132,19 +144,23 @@ t.test(
 );
 
 t.test('the group that davit is in is not signalled as a whole: a command may have started it', async (t) => {
-  const deploymentId = newDeploymentId();
   const source = import.meta.resolve('../../src');
   const program = `
     const { stopTree } = await import('${source}/deploy/process-tree.ts');
     const { realEffects } = await import('${source}/effects.ts');
+    const { processIdentity } = await import('${source}/process-identity.ts');
     const alive = setInterval(() => undefined, 1_000);
-    await stopTree({ deploymentId: '${deploymentId}' }, { graceMs: () => 0, effects: realEffects });
+    const leader = process.env.IS_KNOWN ? processIdentity(process.ppid) : undefined;
+    await stopTree({ deploymentId: process.env.DEPLOY_ID, leader }, { graceMs: () => 0, effects: realEffects });
     clearInterval(alive);
     console.log('lives');`;
   const script = '"$0" --input-type=module --eval "$PROGRAM"; echo went on';
   const command: [string, ...string[]] = ['sh', '-c', script, process.execPath];
-  const { output } = await startProcess(t, command, deploymentId, { PROGRAM: program });
-  t.equal(await text(output), 'lives\n');
+  for (const isKnown of ['', 'yes']) {
+    const variables = { PROGRAM: program, IS_KNOWN: isKnown };
+    const { output } = await startProcess(t, command, newDeploymentId(), variables);
+    t.equal(await text(output), 'lives\n');
+  }
 });
 
 t.test('groups that ignore SIGTERM get it once, and are killed at once and in the same order', async (t) => {
