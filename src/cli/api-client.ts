@@ -1,6 +1,6 @@
 import { once } from 'node:events';
 import { getCACertificates } from 'node:tls';
-import { type Dispatcher, EnvHttpProxyAgent, errors, request } from 'undici';
+import { type Dispatcher, EnvHttpProxyAgent, errors, Pool, request } from 'undici';
 import type { Deployment, DeploymentId, Project, ProjectId } from '../domain.ts';
 import { delay, realEffects } from '../effects.ts';
 import {
@@ -112,14 +112,18 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
   // Whatever NODE_TLS_REJECT_UNAUTHORIZED says: the key goes through these connections.
   const tls = { rejectUnauthorized: true, ...(ca === undefined ? {} : { ca }) };
   const proxies = proxiesOf(context.environment, baseUrl);
+  const limits = {
+    headersTimeout: 0, // each request has a limit of its own
+    bodyTimeout: timeouts.silenceMs,
+    keepAliveMaxTimeout: timeouts.idleMs,
+  };
   const agent = new EnvHttpProxyAgent({
     ...proxies,
     connect: { timeout: CONNECT_TIMEOUT_MS, ...tls },
     requestTls: tls,
     proxyTls: tls,
-    headersTimeout: 0, // each request has a limit of its own
-    bodyTimeout: timeouts.silenceMs,
-    keepAliveMaxTimeout: timeouts.idleMs,
+    // As options of the agent they would not hold for plain HTTP through a proxy.
+    factory: (origin, poolOptions) => new Pool(origin, { ...limits, ...poolOptions }),
   });
   const watched = watchConnections(proxies);
   const patience = () => createPatience(options.retryForMs, context);

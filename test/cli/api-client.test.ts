@@ -183,23 +183,25 @@ t.test('a proxy that makes no connection is given up like a service that does no
   await client.close();
 });
 
-t.test('a stream from which nothing comes is given up', async (t) => {
+t.test('a stream from which nothing comes is given up, also through a proxy', async (t) => {
   const service = await startReceiver(t, {
     answers: [
       (response) => response.writeHead(200, { 'Content-Type': 'text/event-stream' }).write(': hello\n\n'),
     ],
   });
   const timeouts = { ...TIMEOUTS, silenceMs: 900 };
-  const client = clientOf(service, realEffects, { timeouts });
-  const answer = await client.stream({ method: 'GET', path: '/' });
-  if (!answer.ok) throw new Error(answer.message);
-  let came = '';
-  const read = async () => {
-    for await (const piece of answer.body) came += Buffer.from(piece).toString();
-  };
-  const error = await read().catch((reason: unknown) => reason);
-  t.strictSame([came, isDropped(error), isSilence(error)], [': hello\n\n', true, true]);
-  await client.close();
+  for (const environment of [{}, { HTTP_PROXY: new URL(service.url).origin }]) {
+    const client = clientOf(service, realEffects, { timeouts }, process.stderr, environment);
+    const answer = await client.stream({ method: 'GET', path: '/' });
+    if (!answer.ok) throw new Error(answer.message);
+    let came = '';
+    const read = async () => {
+      for await (const piece of answer.body) came += Buffer.from(piece).toString();
+    };
+    const error = await read().catch((reason: unknown) => reason);
+    t.strictSame([came, isDropped(error), isSilence(error)], [': hello\n\n', true, true]);
+    await client.close();
+  }
 });
 
 t.test('requests one right after the other share a connection', async (t) => {
