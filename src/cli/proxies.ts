@@ -34,7 +34,12 @@ function proxyOf(environment: Environment, upperName: string): string {
   const text = environment[name] ?? '';
   if (text === '') return '';
   const url = URL.parse(/^[a-z][a-z\d+.-]*:\/\//i.test(text) ? text : `http://${text}`);
-  if (url === null || !/^https?:$/.test(url.protocol) || !canBeDecoded(url.username + url.password)) {
+  if (
+    url === null ||
+    !/^https?:$/.test(url.protocol) ||
+    url.pathname + url.search + url.hash !== '/' ||
+    !canBeDecoded(url.username + url.password)
+  ) {
     throw new AppError(
       'invalid_request',
       `${name} is no proxy that davit can use: it must be like http://proxy.example.com:3128`,

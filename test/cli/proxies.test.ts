@@ -48,7 +48,8 @@ t.test('an address in a block of NO_PROXY is reached without a proxy', async (t)
 });
 
 t.test('an unusable proxy is refused with the name of its variable, without its value', async (t) => {
-  for (const value of ['ftp://x', 'socks5://x:1080', 'http://user:p%ZZ@h:9', '::bad', 'http://', 'a b']) {
+  const others = ['http://x/y', 'http://x?y', 'http://x#y', '::bad', 'http://', 'a b'];
+  for (const value of ['ftp://x', 'socks5://x:1080', 'http://user:p%ZZ@h:9', ...others]) {
     for (const name of ['http_proxy', 'HTTP_PROXY', 'HTTPS_PROXY']) {
       t.strictSame(await deployTo('http://127.0.0.1:1', { [name]: value }), {
         stdout: '',
