@@ -201,7 +201,8 @@ function readText(path: string, maxBytes: number): string {
   }
 }
 
-function withSpare<Result>(read: () => Result): Result {
+/** What `read` returns. It is called again with the spare descriptor closed if it lacks one. */
+export function withSpare<Result>(read: () => Result): Result {
   spare ??= openSpare();
   try {
     return read();

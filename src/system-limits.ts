@@ -151,7 +151,8 @@ function leftInCgroups(): number[] {
 
 /** A soft limit of this process, proc_pid_limits(5). */
 function limitOf(name: string): number {
-  return numberOf(new RegExp(`^Max ${name} +(\\d+)`, 'm').exec(textOf('/proc/self/limits'))?.[1] ?? '');
+  const limits = readProc('/proc/self/limits') ?? '';
+  return numberOf(new RegExp(`^Max ${name} +(\\d+)`, 'm').exec(limits)?.[1] ?? '');
 }
 
 /** Infinity for `max` or `unlimited`, and where nothing could be read. */

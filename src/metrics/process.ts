@@ -1,5 +1,6 @@
 import { readdirSync } from 'node:fs';
 import { type Metric, readMetric } from '../metric-cells.ts';
+import { withSpare } from '../proc.ts';
 import { openFilesMax } from '../system-limits.ts';
 
 /**
@@ -15,9 +16,11 @@ export function processMetrics(startedAtMs: number): Metric[] {
       [{ value: (user + system) / 1e6 }],
     ),
     readMetric('gauge', { name: 'process_resident_memory_bytes', help: 'Resident memory of the service.' }, [
-      { value: process.memoryUsage.rss() },
+      { value: withSpare(process.memoryUsage.rss) },
     ]),
-    readMetric('gauge', { name: 'process_open_fds', help: 'Open file descriptors.' }, openDescriptors()),
+    readMetric('gauge', { name: 'process_open_fds', help: 'Open file descriptors.' }, [
+      { value: withSpare(openDescriptors) },
+    ]),
     readMetric('gauge', { name: 'process_max_fds', help: 'How many file descriptors may be open.' }, [
       { value: openFilesMax() },
     ]),
@@ -29,11 +32,7 @@ export function processMetrics(startedAtMs: number): Metric[] {
   ];
 }
 
-/** Without the descriptor that reading them takes. No sample if none is left for that. */
-function openDescriptors(): { value: number }[] {
-  try {
-    return [{ value: readdirSync('/proc/self/fd').length - 1 }];
-  } catch {
-    return [];
-  }
+/** Without the descriptor that reading them takes. */
+function openDescriptors(): number {
+  return readdirSync('/proc/self/fd').length - 1;
 }
