@@ -238,7 +238,16 @@ t.test(
     await once(left, 'spawn');
 
     const start = new AbortController();
-    const serving = startService({ ...CONFIG, dbPath }, realEffects, () => undefined, start.signal);
+    const config = {
+      ...CONFIG,
+      dbPath,
+      // Read when the dispatcher begins.
+      get webhookTimeoutMs() {
+        t.fail('it began to serve');
+        return CONFIG.webhookTimeoutMs;
+      },
+    };
+    const serving = startService(config, realEffects, () => undefined, start.signal);
     setImmediate(() => start.abort(new Error('told to stop')));
     await t.rejects(serving, { message: 'told to stop' });
     t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
