@@ -1,7 +1,7 @@
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import { once } from 'node:events';
-import type { IncomingMessage } from 'node:http';
-import { connect } from 'node:net';
+import type { IncomingMessage, Server } from 'node:http';
+import { connect, type Socket } from 'node:net';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { pino } from 'pino';
 import t, { type Test } from 'tap';
@@ -84,6 +84,37 @@ t.test('a request whose headers do not arrive in time is answered 408', async (t
   t.match(await rawRequest(port, 'GET /metrics HTTP/1.1\r\nHo'), /^HTTP\/1\.1 408 /);
 });
 
+t.test('headers may have 8 KiB', async (t) => {
+  const { port } = await listener(t);
+  for (const [name, status] of [
+    ['x'.repeat(8_000), 200],
+    ['x'.repeat(8_200), 431],
+  ] as const) {
+    const client = await connectRaw(port);
+    client.send(`GET /metrics HTTP/1.1\r\nHost: d\r\n${name}: 1\r\n\r\n`);
+    t.match(await client.received('\r\n\r\n'), new RegExp(`^HTTP/1\\.1 ${status} `));
+    client.socket.destroy();
+  }
+});
+
+t.test('connections have timeouts, and are kept open from one scrape in a minute to the next', async (t) => {
+  t.match(await serverOf(await listener(t)), {
+    headersTimeout: 5_000,
+    requestTimeout: 10_000,
+    keepAliveTimeout: 65_000,
+    timeout: 30_000,
+  });
+});
+
+t.test('a connection that cannot be accepted is logged, and others are served', async (t) => {
+  const metrics = await listener(t);
+  (await serverOf(metrics)).emit('error', new Error('accept ENFILE'));
+  t.match(metrics.log, [
+    { level: 40, msg: 'the listener for metrics failed, and tries again', err: { message: 'accept ENFILE' } },
+  ]);
+  t.equal((await fetch(`${metrics.url}/metrics`)).status, 200);
+});
+
 t.test('a connection beyond 32 is closed, and the others are served', async (t) => {
   const { port } = await listener(t);
   const open: RawConnection[] = [];
@@ -118,6 +149,26 @@ t.test('idle connections keep no other out, and do not end scrapes under way', a
   resolve('davit_x 2\n');
   t.match(await scraping.received('davit_x 2'), /^HTTP\/1\.1 200 /);
   for (const { socket } of [scraping, ...others]) socket.destroy();
+});
+
+t.test('an idle connection that its client has closed is not closed again in place of another', async (t) => {
+  const metrics = await listener(t);
+  const get = 'GET /metrics HTTP/1.1\r\nHost: d\r\n\r\n';
+  const idle = async () => {
+    const connection = await connectRaw(metrics.port);
+    connection.send(get);
+    await connection.received('davit_x 1');
+    return connection;
+  };
+  const accepted = once(await serverOf(metrics), 'connection');
+  const gone = await idle();
+  const [socket] = (await accepted) as [Socket];
+  gone.socket.destroy();
+  await once(socket, 'close');
+  const others: RawConnection[] = [];
+  for (let made = 0; made < 33; made++) others.push(await idle());
+  t.match(await others[0]?.closed, /davit_x 1/);
+  for (const { socket } of others) socket.destroy();
 });
 
 t.test('connections keep no other out that were all open before the first was idle', async (t) => {
@@ -203,6 +254,16 @@ t.test('an error about an address in use names --metrics-listen', async (t) => {
     },
   );
 });
+
+/** The server behind a listener: Node tells it with each request. */
+async function serverOf({ url }: { url: string }): Promise<Server> {
+  const { promise, resolve } = Promise.withResolvers<Server>();
+  const note = (message: unknown) => resolve((message as { server: Server }).server);
+  subscribe('http.server.request.start', note);
+  await fetch(url);
+  unsubscribe('http.server.request.start', note);
+  return promise;
+}
 
 async function listener(
   t: Test,
