@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import tls, { connect } from 'node:tls';
 import t from 'tap';
 import { readCertificate } from '../../src/http/tls.ts';
+import { openFilesOf } from '../../src/proc.ts';
 import { until } from '../helpers/commands.ts';
 import { rawRequest, startHttp } from '../helpers/http.ts';
 import { ifHas } from '../helpers/programs.ts';
@@ -111,6 +112,8 @@ t.test('an unusable certificate or key is rejected with option and cause', ifHas
   for (const [changes, message] of refusals) {
     t.throws(() => readCertificate({ ...good, ...changes }), { code: 'invalid_request', message });
   }
+  const open = openFilesOf(process.pid).filter((path) => path.startsWith(directory));
+  t.strictSame(open, [], 'each reload leaves no file open');
 });
 
 t.test(
