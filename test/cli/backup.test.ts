@@ -16,7 +16,7 @@ import { realEffects } from '../../src/effects.ts';
 import { APPLICATION_ID, SCHEMA_VERSION } from '../../src/store/database.ts';
 import { busyWriter } from '../helpers/busy.ts';
 import { COMPILE_CACHE, MAIN, place, run } from '../helpers/cli.ts';
-import { childrenOf, until } from '../helpers/commands.ts';
+import { childrenOf, stateOf, until } from '../helpers/commands.ts';
 import { type Copying, copying } from '../helpers/copying.ts';
 import { changeFile } from '../helpers/files.ts';
 import { makeLarge } from '../helpers/large.ts';
@@ -206,8 +206,12 @@ t.test('a signal during a backup ends it at once and removes the partial copy', 
     ['SIGHUP', 129], // its terminal was closed
   ] as const) {
     const backup = await backupUnderWay(t, directory);
+    const [helperId = 0] = childrenOf(backup.child.pid);
+    process.kill(helperId, 'SIGSTOP'); // by itself it would end only once it sees that davit has
+    t.teardown(() => stateOf(helperId) === 'T' && process.kill(helperId, 'SIGKILL'));
     backup.child.kill(signal);
     t.strictSame(await backup.ended, [exitCode, null]);
+    t.not(stateOf(helperId), 'T', 'its helper process was killed');
     t.match(await backup.stderr, /^stopped: nothing was changed\n$/);
     t.strictSame(readdirSync(directory).filter(isNoSideFile), ['davit.db']);
   }
