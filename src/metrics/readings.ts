@@ -30,7 +30,7 @@ export async function dueMetrics(
         name: 'davit_delivery_oldest_due_age_seconds',
         help: 'How long the oldest due delivery has been due; 0 if none is.',
       },
-      series(({ oldestAtMs }) => (oldestAtMs === null ? 0 : Math.max(0, nowMs - oldestAtMs) / 1000)),
+      series(({ oldestAtMs }) => (oldestAtMs === null ? 0 : (nowMs - oldestAtMs) / 1000)),
     ),
   ];
 }
