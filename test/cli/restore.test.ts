@@ -379,7 +379,7 @@ t.test('a file that appears while restore copies is not replaced unasked', async
   t.strictSame(keptIn(directory), []);
 });
 
-t.test('on a terminal, restore asks and says what is replaced by what', needsTerminal, async (t) => {
+t.test('on a terminal, restore names both files, asks, and shows its progress', needsTerminal, async (t) => {
   const { davit, dump, directory } = await withCopy(t);
   const then = dump();
   await davit(['admin', 'project', 'create', '--name', 'later']);
@@ -393,7 +393,7 @@ t.test('on a terminal, restore asks and says what is replaced by what', needsTer
   });
   t.strictSame(dump(), now);
   t.strictSame(readdirSync(directory).sort(), ['copy.db', 'davit.db', 'davit.db-lock']);
-  t.match(restore('y\n'), { exitCode: 0 });
+  t.match(restore('y\n'), { shown: /copying: \d+ % of .*checking the copy/s, exitCode: 0 });
   t.strictSame(dump(), then);
 });
 
