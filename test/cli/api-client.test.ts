@@ -146,7 +146,7 @@ t.test(
     const headers = { 'Idempotent-Replayed': 'true' };
     const again = status(200, { headers, body: JSON.stringify(QUEUED) });
     const service = await startReceiver(t);
-    const client = clientOf(service, hurried(fakeEffects()), {}, new PassThrough());
+    const client = clientOf(service, hurried(fakeEffects()));
     const rows: [name: string, answers: [Answer, ...Answer[]], expected: object][] = [
       ['never reached, it may be no davit', [proxys(502), proxys(404)], { status: 404, isDavits: false }],
       ['refused', [refused], { status: 409, mayBeDone: false }],
@@ -178,7 +178,7 @@ t.test('a proxy that makes no connection is given up like a service that does no
   const timeouts = { ...TIMEOUTS, answerMs: 200 };
   const environment = { HTTPS_PROXY: `http://127.0.0.1:${port}` };
   const service = { url: 'https://davit.invalid' };
-  const client = clientOf(service, realEffects, { retryForMs: 0, timeouts }, process.stderr, environment);
+  const client = clientOf(service, realEffects, { retryForMs: 0, timeouts }, undefined, environment);
   await t.rejects(client.call({ method: 'GET', path: '/' }), { message: /does not answer, and --retry-for/ });
   await client.close();
 });
@@ -191,7 +191,7 @@ t.test('a stream from which nothing comes is given up, also through a proxy', as
   });
   const timeouts = { ...TIMEOUTS, silenceMs: 900 };
   for (const environment of [{}, { HTTP_PROXY: new URL(service.url).origin }]) {
-    const client = clientOf(service, realEffects, { timeouts }, process.stderr, environment);
+    const client = clientOf(service, realEffects, { timeouts }, undefined, environment);
     const answer = await client.stream({ method: 'GET', path: '/' });
     if (!answer.ok) throw new Error(answer.message);
     let came = '';
@@ -249,7 +249,7 @@ function clientOf(
   service: Pick<Receiver, 'url'>,
   effects: Effects = realEffects,
   options: Partial<ApiOptions> = {},
-  stderr: Writable = process.stderr,
+  stderr: Writable = new PassThrough(),
   environment: CommandContext['environment'] = {},
 ): ApiClient {
   return createApiClient(
@@ -263,7 +263,7 @@ function clientOf(
       ...options,
     },
     {
-      terminal: createTerminal({ stdin: process.stdin, stdout: process.stdout, stderr }, () => undefined),
+      terminal: createTerminal({ stdin: process.stdin, stdout: new PassThrough(), stderr }, () => undefined),
       commandLine: [],
       environment,
       startEnvironment: {},
