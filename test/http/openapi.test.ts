@@ -23,7 +23,7 @@ import { describeApi } from '../../src/http/openapi.ts';
 import { METHODS, type OpenApiDocument, type Operation } from '../../src/http/openapi-types.ts';
 import { createPages } from '../../src/http/pages.ts';
 import { projects } from '../../src/http/projects.ts';
-import { exampleOf, pageSchema, RESOURCES } from '../../src/http/resources.ts';
+import { exampleOf, pageSchema, RESOURCES, type ResourceName } from '../../src/http/resources.ts';
 import { idempotencyKey } from '../../src/http/validation.ts';
 import { urlJsonSchema } from '../../src/http/webhooks.ts';
 import { endedAlready } from '../../src/store/transitions.ts';
@@ -460,4 +460,51 @@ t.test('every field of every answer is required, but for the details of an error
   };
   for (const [name, schema] of Object.entries(RESOURCES)) look(name, schema);
   look('page', pageSchema('Project'));
+});
+
+t.test('the schemas of answers refuse values that no answer has', async (t) => {
+  const ajv = new Ajv2020({ strictTypes: false });
+  formats.default(ajv, ['date-time', 'uri']);
+  for (const [name, schema] of Object.entries(RESOURCES)) {
+    ajv.addSchema({ ...schema, $id: `/components/schemas/${name}` });
+  }
+  const error = exampleOf('Error')['error'] as { details: object[] };
+  const withDetails = (details: object[]) => ({ ...error, details });
+  const rows: [name: ResourceName, field: string, ...refused: unknown[]][] = [
+    [
+      'Project',
+      'created_at',
+      '2026-11-01T08:00:00Z',
+      '2026-13-01T08:00:00.000Z',
+      '\n2026-11-01T08:00:00.000Z',
+    ],
+    ['Project', 'status', 'deleted'],
+    ['Deployment', 'status', 'done'],
+    ['Deployment', 'reason', 'bad luck'],
+    ['Deployment', 'trigger', 'cron'],
+    ['Deployment', 'duration_ms', -1, 0.5],
+    ['Deployment', 'queue_position', 0],
+    ['Deployment', 'outputs', { url: 1 }],
+    ['Webhook', 'events', [], ['deployment.lost'], ['deployment.failed', 'deployment.failed']],
+    ['Webhook', 'status', 'held'],
+    ['WebhookWithSecret', 'signing_secret', 'secret'],
+    ['Event', 'type', 'deployment.lost'],
+    ['Ping', 'type', 'pong'],
+    ['Attempt', 'number', 0],
+    ['Attempt', 'trigger', 'cron'],
+    ['Delivery', 'event_type', 'deployment.lost'],
+    ['Delivery', 'status', 'lost'],
+    ['Replay', 'status', 'lost'],
+    ['Error', 'error', { ...error, code: 'bad_luck' }, withDetails([]), withDetails([{}])],
+    ['Error', 'error', withDetails([{ ...error.details[0], in: 'cookie' }])],
+    ['Health', 'status', 'ill'],
+  ];
+  for (const [name, field, ...refused] of rows) {
+    const example = exampleOf(name);
+    t.ok(ajv.validate(`/components/schemas/${name}`, example), name);
+    for (const value of refused) {
+      const isValid = ajv.validate(`/components/schemas/${name}`, { ...example, [field]: value });
+      t.notOk(isValid, `${name}.${field}: ${JSON.stringify(value)}`);
+    }
+  }
 });
