@@ -250,6 +250,21 @@ t.test('a migration that was stopped or killed leaves the file as it was and can
   }
 });
 
+t.test('when the process that migrates is killed, as for want of memory, davit says so', async (t) => {
+  const { directory, dbPath, before } = await olderFile(t);
+  const { child, stderr } = await migrationUnderWay(t, directory, ['admin', 'migrate']);
+  const ended = once(child, 'exit');
+  for (const processId of childrenOf(child.pid)) process.kill(processId, 'SIGKILL');
+  t.strictSame(await ended, [1, null]);
+  t.equal(
+    await stderr,
+    'error: the process that migrates the file was killed (SIGKILL), perhaps as memory ran out: try again\n',
+  );
+  t.strictSame(keptIn(directory), []);
+  t.strictSame(dumpFile(dbPath), before);
+  t.equal(userVersionOf(dbPath), OLDER);
+});
+
 t.test('the process that migrates for a davit that has ended leaves the file as it was', async (t) => {
   const { older, directory, dbPath, before } = await olderFile(t);
   const nobody = '0'; // no process that could have asked for it
