@@ -47,9 +47,9 @@ interface ConnectionPool {
 /** Common servers close an idle connection after 5 s without announcing it. */
 const IDLE_MS = 4_000;
 /**
- * The upper bound for a timeout that the receiver announces in Keep-Alive. The retry of an attempt that got no answer
- * comes later, so that it opens a new connection: if its host vanishes, or a router on the way forgets them, a receiver's
- * connections are lost together, and each retry would go over another one of them.
+ * The upper bound for a timeout that the receiver announces in Keep-Alive. By default, the retry of an attempt that got
+ * no answer comes 15 s after its beginning, so that it opens a new connection: if its host vanishes, or a router on the
+ * way forgets them, a receiver's connections are lost together, and each retry would go over another one of them.
  */
 const IDLE_HINTED_MAX_MS = 10_000;
 /** How much earlier to stop reusing it: a request that is sent just when the receiver closes is lost. */
