@@ -51,9 +51,9 @@ export async function stopTree(tree: ProcessTree, options: StopOptions): Promise
 
   const startedAtMs = effects.monotonicMs();
   const group = await retryOnShortage(members.livingGroup, effects);
-  const outside = await retryOnShortage(() => outsideOf(group, found), effects);
+  const outside = await retryOnShortage(() => targetsOutside(group, found), effects);
   if (group !== undefined) terminate(-group);
-  await signalInOrder(outside, terminate, effects);
+  for (const target of outside) terminate(target);
   const restMs = () => graceMs() - (effects.monotonicMs() - startedAtMs);
   for (let round = 0; restMs() > 0; round++) {
     // The leader first: it takes one small file, and all of them a pass over /proc.
@@ -95,7 +95,7 @@ async function killUntilGone(members: Members, { effects, onStuck }: StopOptions
       if (!signal(target, 'SIGKILL')) mayKillAll = false;
     };
     // A script that ignores SIGTERM, or only catches it, began its next step in one kill of five.
-    if (isFirst) await signalInOrder(await members.find(), killTarget, effects);
+    if (isFirst) for (const target of targetsOutside(undefined, await members.find())) killTarget(target);
     const killOne = ({ processId }: ProcessStat) => killTarget(processId);
     const left = await members.find(killOne);
     return left.length === 0 && (await members.areGone(killOne)) ? undefined : left;
@@ -253,37 +253,26 @@ function byAge(one: ProcessStat, other: ProcessStat): number {
 }
 
 /**
- * Those that are outside the group now, just before it is signalled: one may have left since it was looked up, as by
- * setsid(1), and gets nothing with the group. One that leaves it on that signal has had it.
+ * What to signal to reach those outside the group, processes or whole groups. Where they are now, just before the group
+ * is signalled: one may have left it since it was looked up, as by setsid(1), and gets nothing with it. One that leaves
+ * it on that signal has had it.
+ *
+ * All of a group at once if its leader is among them: when the first program of a pipeline had ended, the last one took
+ * its input for complete in one cancellation of five. Without its leader it may be another's, as of a process manager.
+ * The oldest first, so that a parent comes before its children: a script of which only the step had ended, under
+ * timeout(1), say, began the next.
  */
-function outsideOf(group: number | undefined, stats: ProcessStat[]): ProcessStat[] {
-  return stats.flatMap(({ processId, startedAt }) => {
+function targetsOutside(group: number | undefined, stats: ProcessStat[]): Iterable<number> {
+  const own = ownGroup();
+  const outside = stats.flatMap(({ processId, startedAt }) => {
     const now = readStat(processId);
     return now?.startedAt === startedAt && now.groupId !== group ? [now] : [];
   });
-}
-
-/**
- * Gives each of these processes to `send`, all of a group at once if its leader is among them: when the first program of
- * a pipeline had ended, the last one took its input for complete in one cancellation of five. The oldest first, so that
- * a parent comes before its children: a script of which only the step had ended, under timeout(1), say, began the next.
- */
-async function signalInOrder(
-  stats: ProcessStat[],
-  send: (target: number) => void,
-  effects: Effects,
-): Promise<void> {
-  const ids = new Set(stats.map(({ processId }) => processId));
-  const own = await retryOnShortage(ownGroup, effects);
-  const sent = new Set<number>();
-  for (const stat of stats.toSorted(byAge)) {
-    const { processId, groupId } = stat;
-    const target = ids.has(groupId) && groupId !== own ? -groupId : processId;
-    if (sent.has(target)) continue;
-    if (!(await retryOnShortage(() => isAlive(identityOf(stat)), effects))) continue;
-    send(target);
-    sent.add(target);
-  }
+  const ids = new Set(outside.map(({ processId }) => processId));
+  const targets = outside
+    .toSorted(byAge)
+    .map(({ processId, groupId }) => (ids.has(groupId) && groupId !== own ? -groupId : processId));
+  return new Set(targets);
 }
 
 /** Is not signalled as a whole: a command may have started davit. */
