@@ -163,6 +163,19 @@ t.test('the group that davit is in is not signalled as a whole: a command may ha
   }
 });
 
+t.test('a group that another process leads is not signalled as a whole', async (t) => {
+  const deploymentId = newDeploymentId();
+  const script = `DEPLOY_ID=${deploymentId} sleep 1000 & echo $!; wait; exec sleep 1000`;
+  const { identity: stranger, output } = await startProcess(t, ['sh', '-c', script]);
+  const memberId = Number(await once(output, 'data'));
+  await until(() => readStat(memberId)?.name === 'sleep');
+  const signals = t.capture(process, 'kill', process.kill);
+  await stopTree({ deploymentId, leader: undefined }, { graceMs: () => 0, effects });
+  const targets = new Set(signals.args().map(([target]) => target));
+  t.strictSame([...targets], [memberId]);
+  t.ok(isAlive(stranger));
+});
+
 t.test('groups that ignore SIGTERM get it once, and are killed at once and in the same order', async (t) => {
   const { deploymentId, leader, groups } = await startGroups(t, 'trap "" TERM');
   const signals = t.capture(process, 'kill', process.kill);
