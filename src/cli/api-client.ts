@@ -109,8 +109,14 @@ const GLANCE_EVERY_MS = 1_000;
 export function createApiClient(options: ApiOptions, context: CommandContext): ApiClient {
   const { baseUrl, key, caPem, version, timeouts } = options;
   const ca = caPem === null ? undefined : [...getCACertificates('default'), caPem];
-  // Whatever NODE_TLS_REJECT_UNAUTHORIZED says: the key goes through these connections.
-  const tls = { rejectUnauthorized: true, ...(ca === undefined ? {} : { ca }) };
+  const tls = {
+    // Whatever NODE_TLS_REJECT_UNAUTHORIZED says: the key goes through these connections.
+    rejectUnauthorized: true,
+    // Over HTTP/2, undici keeps the connection when a request gets no answer, and the next try would wait for one in
+    // vain, too. Nor would an answer that a proxy cuts off fail as a lost connection.
+    allowH2: false,
+    ...(ca === undefined ? {} : { ca }),
+  };
   const proxies = proxiesOf(context.environment, baseUrl);
   const limits = {
     headersTimeout: 0, // each request has a limit of its own

@@ -1,5 +1,8 @@
 import { once } from 'node:events';
+import { readFileSync } from 'node:fs';
+import { createSecureServer } from 'node:http2';
 import { type AddressInfo, createServer, type Socket } from 'node:net';
+import { join } from 'node:path';
 import { PassThrough, type Writable } from 'node:stream';
 import t from 'tap';
 import { type ApiClient, type ApiOptions, createApiClient, TIMEOUTS } from '../../src/cli/api-client.ts';
@@ -204,6 +207,26 @@ t.test('a stream from which nothing comes is given up, also through a proxy', as
   }
 });
 
+t.test('what gets no answer is sent again over another connection, though HTTP/2 is offered', async (t) => {
+  const pem = { key: tlsFixture('localhost.key'), cert: tlsFixture('localhost.pem') };
+  const server = createSecureServer({ ...pem, allowHTTP1: true }).listen(0, '127.0.0.1');
+  t.teardown(() => server.close());
+  let connections = 0;
+  server.on('secureConnection', () => {
+    connections += 1;
+  });
+  server.on('request', (_request, response) => {
+    if (connections > 1) response.end(JSON.stringify(QUEUED));
+  });
+  await once(server, 'listening');
+  const { port } = server.address() as AddressInfo;
+  const timeouts = { ...TIMEOUTS, answerMs: 200 };
+  const options = { caPem: String(tlsFixture('ca.pem')), retryForMs: 600_000, timeouts };
+  const client = clientOf({ url: `https://localhost:${port}` }, hurried(fakeEffects()), options);
+  t.match(await client.call({ method: 'GET', path: '/' }), { ok: true });
+  await client.close();
+});
+
 t.test('requests one right after the other share a connection', async (t) => {
   const service = await startReceiver(t, { answers: [status(200, { body: JSON.stringify(QUEUED) })] });
   const client = clientOf(service);
@@ -244,6 +267,10 @@ t.test('a page in place of a stream is not read to its end, which may never come
   await closed.promise;
   await client.close();
 });
+
+function tlsFixture(name: string): Buffer {
+  return readFileSync(join(import.meta.dirname, '../fixtures/tls', name));
+}
 
 function clientOf(
   service: Pick<Receiver, 'url'>,
