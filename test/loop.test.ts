@@ -1,5 +1,6 @@
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import t, { type Test } from 'tap';
+import type { Effects } from '../src/effects.ts';
 import { AppError } from '../src/errors.ts';
 import { startLoop } from '../src/loop.ts';
 import { fakeEffects } from './helpers/effects.ts';
@@ -126,6 +127,31 @@ t.test('after a stop there is no tick', async (t) => {
   effects.advance(5_000);
   await settle();
   t.equal(looks(), 1);
+});
+
+t.test('a loop that is woken or stopped leaves no timer behind', async (t) => {
+  const effects = fakeEffects();
+  const timers = new Set<() => void>();
+  const after: Effects['after'] = (delayMs, action) => {
+    const cancel = effects.after(delayMs, action);
+    timers.add(cancel);
+    return () => {
+      timers.delete(cancel);
+      cancel();
+    };
+  };
+  const running = startLoop(async () => null, {
+    idleMs: 500,
+    effects: { ...effects, after },
+    onError: (error) => t.fail(`${error}`),
+  });
+  for (let round = 0; round < 3; round++) {
+    for (let turn = 0; turn < 5; turn++) await nextTurn();
+    t.equal(timers.size, 1);
+    running.wake();
+  }
+  await running.stop();
+  t.equal(timers.size, 0);
 });
 
 t.test('a stop during a tick waits for that tick, and for nothing else', async (t) => {
