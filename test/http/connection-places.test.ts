@@ -1,7 +1,7 @@
 import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
 import { createServer, IncomingMessage } from 'node:http';
-import { Socket } from 'node:net';
+import { connect as connectTcp, Socket } from 'node:net';
 import { join } from 'node:path';
 import { connect } from 'node:tls';
 import type { Plugin } from '@hapi/hapi';
@@ -392,6 +392,15 @@ t.test('a stop lets clients take the answers that davit has given before', async
   slow.socket.resume();
   t.ok((await slow.closed).length > LARGE_BYTES);
   await stopped;
+});
+
+t.test('a stop does not wait for clients that do not close their idle connections', async (t) => {
+  const { port, server } = await startHttp(t, { resources: () => [open] });
+  const idle = await followRaw(connectTcp({ port, host: '127.0.0.1', allowHalfOpen: true }));
+  t.teardown(() => idle.socket.destroy());
+  idle.send(GET);
+  await idle.received('open');
+  await server.stop({ timeout: 600_000 });
 });
 
 t.test('connections that say nothing take no place from those that were answered', async (t) => {
