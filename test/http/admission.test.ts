@@ -72,16 +72,19 @@ t.test('a connection may have 100 unanswered requests; the next one is 503 and c
 
 t.test('the number of requests behind an unanswered one is limited over all connections', async (t) => {
   const { plugin, heldCount, release } = heldResource();
-  const { port, log } = await startHttp(t, { resources: () => [plugin], pipelinedMax: 2 });
+  const { port, log } = await startHttp(t, { resources: () => [open, plugin], pipelinedMax: 2 });
   const get = 'GET /held HTTP/1.1\r\nHost: d\r\n\r\n';
   const [first, second] = [await connectRaw(port), await connectRaw(port)];
-  for (const connection of [first, second]) connection.send(get.repeat(2));
-  await until(() => heldCount() === 4);
+  for (const { send, received } of [first, second]) {
+    send(`GET /open HTTP/1.1\r\nHost: d\r\n\r\n${get}`);
+    await received('open'); // the request behind it counts on
+  }
+  await until(() => heldCount() === 2);
   const refused = await connectRaw(port);
   refused.send(get.repeat(3));
   const alone = await connectRaw(port);
   alone.send(get);
-  await until(() => heldCount() === 6); // the first of each of the two
+  await until(() => heldCount() === 4); // the first of each of the two
   release();
   t.match(parseResponses(await refused.closed), [
     { status: 200 },
@@ -275,7 +278,7 @@ t.test('the waiting requests of a client that left no longer count towards the l
 });
 
 t.test('nor do those that waited before a CONNECT', async (t) => {
-  const { plugin, heldCount } = heldResource();
+  const { plugin, heldCount, release } = heldResource();
   const { port, server } = await startHttp(t, { resources: () => [open, plugin], pipelinedMax: 2 });
   const connected = once(server.listener, 'connection');
   const leaving = await connectRaw(port);
@@ -293,6 +296,16 @@ t.test('nor do those that waited before a CONNECT', async (t) => {
   t.strictSame(
     parseResponses(await staying.closed).map(({ status }) => status),
     [200, 200, 200],
+  );
+  const limited = await connectRaw(port);
+  const held = get.replace('/open', '/held');
+  limited.send(`${`${held}\r\n`.repeat(3)}${held}Connection: close\r\n\r\n`);
+  await until(() => heldCount() === 6);
+  release();
+  t.strictSame(
+    parseResponses(await limited.closed).map(({ status }) => status),
+    [200, 200, 200, 503],
+    'and the limit is as it was',
   );
 });
 
