@@ -105,7 +105,9 @@ t.test('a request is answered 503 while others are carried out on all connection
   const { plugin, heldCount, release } = heldResource();
   const { port } = await startHttp(t, { effects, resources: () => [plugin, open], maxConnections: 2 });
   const held = [await connectRaw(port), await connectRaw(port)];
-  for (const { send } of held) send(GET.replace('/open', '/held'));
+  // What was answered before makes no difference.
+  for (const { send } of held) send(GET + GET.replace('/open', '/held'));
+  for (const { received } of held) await received('open');
   await until(() => heldCount() === 2);
   for (const _ of ['look', 'look again']) {
     effects.advance(60_000);
@@ -131,7 +133,11 @@ t.test('a body that does not end gives way to others, but not within its first s
   effects.advance(999);
   t.match(parseResponses(await rawRequest(port, GET)), [{ status: 503 }]);
   effects.advance(99);
-  t.match(parseResponses(await rawRequest(port, GET)), [{ status: 503 }], 'it is not looked for again so soon');
+  t.match(
+    parseResponses(await rawRequest(port, GET)),
+    [{ status: 503 }],
+    'it is not looked for again so soon',
+  );
   effects.advance(1);
   const next = await connectRaw(port);
   next.send(GET);
