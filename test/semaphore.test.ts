@@ -33,5 +33,6 @@ t.test('tryAcquire tells at once whether there was a free place', (t) => {
   t.equal(places.tryAcquire(), false);
   places.release();
   t.equal(places.tryAcquire(), true);
+  t.equal(places.tryAcquire(), false, 'one was given back');
   t.end();
 });
