@@ -5,6 +5,7 @@ import {
   isSigningSecret,
   newKeySecret,
   newSigningSecret,
+  withoutSecrets,
 } from '../src/secrets.ts';
 
 /** Computed by other programs: the keys that people have must be valid with every later davit, too. */
@@ -42,8 +43,37 @@ t.test('a signing secret is 32 random bytes, as Standard Webhooks writes them', 
   const secret = 'whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=';
   t.equal(newSigningSecret(counting), secret);
   t.ok(isSigningSecret(secret));
-  for (const text of ['', `"${secret}"`, `${secret}\n`, secret.slice(6), secret.slice(0, -1), KNOWN.secret])
+  t.ok(isSigningSecret(newSigningSecret((size) => new Uint8Array(size).fill(0xfb))), 'also with + and /');
+  for (const text of [
+    '',
+    `"${secret}"`,
+    `x${secret}`,
+    `${secret}\n`,
+    secret.slice(6),
+    secret.slice(0, -1),
+    KNOWN.secret,
+  ])
     t.notOk(isSigningSecret(text), text);
+});
+
+t.test('secrets are taken out of a text wherever they stand, and nothing else', async (t) => {
+  const { secret } = KNOWN;
+  const signing = newSigningSecret((size) => new Uint8Array(size).fill(0xfb));
+  t.equal(withoutSecrets(`${secret}: x${secret},${signing}!`), 'davit_…: xdavit_…,whsec_…!');
+  t.equal(withoutSecrets(signing.replace('=', '')), 'whsec_…', 'also one that is cut off');
+  t.equal(
+    withoutSecrets('http://me:p%20w@a.example, https://token@b.example/x'),
+    'http://…@a.example, https://…@b.example/x',
+  );
+  for (const text of [
+    'davit_deployments_total',
+    'whsec_',
+    'https://a.example/@x',
+    'https://a.example x@y',
+    '://@',
+  ]) {
+    t.equal(withoutSecrets(text), text);
+  }
 });
 
 /** 0, 1, 2 and so on. */
