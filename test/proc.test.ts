@@ -42,6 +42,7 @@ t.test(
       writeFileSync(path, '');
       t.ok(hasOpened(process.pid, [{ dev: undefined, ino: undefined }, file]), flags);
       t.notOk(hasOpened(process.pid, [statSync(path)]), flags);
+      t.notOk(hasOpened(process.pid, [{ ...file, dev: file.dev + 1 }]), 'of another file system');
       t.notOk(hasOpened(0, [file]), 'there is no such process');
       renameSync(`${path}.moved`, path);
       closeSync(descriptor);
