@@ -120,9 +120,9 @@ export function createAdmission(
     pipelined -= counted;
   }
 
-  /** False: this turn of the event loop has had as many pipelined requests as it may, or others wait. */
+  /** False: this turn of the event loop has had as many pipelined requests as it may, as it has while others wait. */
   function takeTurn(): boolean {
-    if (waiting.length > 0 || passedInTurn === PIPELINED_PER_TURN) return false;
+    if (passedInTurn === PIPELINED_PER_TURN) return false;
     if (passedInTurn === 0) setImmediate(passSome);
     passedInTurn += 1;
     return true;
