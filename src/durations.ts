@@ -19,7 +19,7 @@ export const DURATION_MAX_MS = 36_500 * DAY_MS;
 /** The same as it would be typed, for messages. */
 export const LONGEST_DURATION = formatDuration(DURATION_MAX_MS);
 
-const DURATION_FORM = /^(?=\d)(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,10})s)?$/;
+const DURATION_FORM = /^(?=\d)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?$/;
 
 /** Milliseconds of `10s`, `30m`, `24h`, `5d`, `1h45m` or `0`; undefined for other texts and more than 36500 days. */
 export function parseDuration(text: string): number | undefined {
