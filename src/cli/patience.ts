@@ -26,7 +26,10 @@ const FIRST_DELAY_MS = 500;
 const LONGEST_DELAY_MS = 15_000;
 
 /** Retries for `limitMs` from the first failed try since a success on. Notes each wait. */
-export function createPatience(limitMs: number, { effects, terminal }: CommandContext): Patience {
+export function createPatience(
+  limitMs: number,
+  { effects, terminal }: Pick<CommandContext, 'effects' | 'terminal'>,
+): Patience {
   let failures = 0;
   let sinceMs: number | undefined;
 
