@@ -377,6 +377,19 @@ t.test('once the question is answered, a ^C is another one, however soon it come
   t.strictSame(exits, [130]);
 });
 
+t.test(
+  'a ^C without --wait asks nothing, and one before the first try ends the client at once',
+  async (t) => {
+    const created = await handledHere(t, {});
+    created.interrupt('SIGINT');
+    t.strictSame(created.exits, [130]);
+    const early = await handledHere(t, { cancelOnInterrupt: true, wait: true }, silence(), false);
+    early.interrupt('SIGINT');
+    t.strictSame(early.exits, [130]);
+    t.equal(early.interruption.isCanceling(), false);
+  },
+);
+
 t.test('a further SIGHUP does not cut off a cancellation', async (t) => {
   const { interrupt, exits, service, effects } = await handledHere(t, { cancelOnInterrupt: true });
   interrupt('SIGHUP');
@@ -417,11 +430,12 @@ function refusal(statusCode: number, code: string): Answer {
   return status(statusCode, { body: JSON.stringify({ error }) });
 }
 
-/** The handling of signals in this process, with a deployment that is created, and a clock that stands still. */
+/** The handling of signals in this process, mostly with a deployment that is created, and a clock that stands still. */
 async function handledHere(
   t: Test,
   options: { cancelOnInterrupt?: boolean; wait?: boolean },
   answer = silence(),
+  isCreated = true,
 ) {
   const service = await startReceiver(t, { answers: [answer] });
   const stream = () => Object.assign(new PassThrough(), { isTTY: true });
@@ -456,8 +470,10 @@ async function handledHere(
   );
   t.teardown(() => api.close());
   const interruption = handleInterruption(api, 'job', options, context);
-  interruption.tried(true);
-  interruption.created('dpl_1' as DeploymentId);
+  if (isCreated) {
+    interruption.tried(true);
+    interruption.created('dpl_1' as DeploymentId);
+  }
   const interrupt = (signal: Interrupting) => {
     for (const listen of listeners) listen(signal);
   };
