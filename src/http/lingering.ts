@@ -24,32 +24,27 @@ const DRAIN_MAX_CHECKS = 6;
 
 /** Discards the rest of the body until it ends, stalls for 5 s, takes 30 s, or exceeds DRAIN_MAX_BYTES. */
 function drain(req: IncomingMessage, effects: Effects, ended: () => void): void {
-  const { socket } = req;
-  const bytesBefore = socket.bytesRead;
-  let passedAtLastCheck = -1;
+  let bytesAtLastCheck = -1;
   let checks = 0;
   let cancelCheck = (): void => {};
-  req.on('end', stop).on('close', stop).on(INTERRUPTED, stop);
+  req.on('close', stop).on(INTERRUPTED, stop);
   dropBody(req, DRAIN_MAX_BYTES, stop);
   req.resume();
   checkProgress();
 
   function checkProgress(): void {
-    const passed = passedBytes();
-    if (passed === passedAtLastCheck || passed > DRAIN_MAX_BYTES || checks === DRAIN_MAX_CHECKS) {
+    const { bytesRead } = req.socket;
+    if (bytesRead === bytesAtLastCheck || checks === DRAIN_MAX_CHECKS) {
       stop();
       return;
     }
-    passedAtLastCheck = passed;
+    bytesAtLastCheck = bytesRead;
     checks++;
     cancelCheck = effects.after(DRAIN_CHECK_MS, checkProgress);
   }
-  function passedBytes(): number {
-    return socket.bytesRead - bytesBefore;
-  }
   function stop(): void {
     cancelCheck();
-    req.off('end', stop).off('close', stop).off(INTERRUPTED, stop);
+    req.off('close', stop).off(INTERRUPTED, stop);
     ended();
   }
 }
