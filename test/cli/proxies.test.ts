@@ -29,8 +29,10 @@ t.test('a proxy without a scheme is http, lower-case names win, and empty means 
       noProxy: 'a',
     },
   );
-  const both = { http_proxy: 'https://one', HTTP_PROXY: 'two', https_proxy: '', HTTPS_PROXY: 'two' };
-  t.strictSame(proxiesOf(both, plain), { httpProxy: 'https://one/', httpsProxy: '', noProxy: '' });
+  const upper = { HTTP_PROXY: 'two', HTTPS_PROXY: 'two', NO_PROXY: 'two' };
+  const both = { ...upper, http_proxy: 'HTTPS://one', https_proxy: '', no_proxy: 'one' };
+  t.strictSame(proxiesOf(both, plain), { httpProxy: 'https://one/', httpsProxy: '', noProxy: 'one' });
+  t.equal(proxiesOf({ ...upper, no_proxy: '' }, plain).noProxy, '');
   t.match(proxiesOf(both, tls), { httpProxy: '', httpsProxy: '' }, 'http_proxy does not apply to https');
 });
 
