@@ -75,17 +75,12 @@ t.test(
         'error: no signature matches the secret and the body: but one does without the line end after the body\n',
       );
     }
-    t.match(
-      await verify([
-        '--secret',
-        SECRET,
-        '--header',
-        'webhook-signature: v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4=',
-      ]),
-      {
+    const other = 'v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4=';
+    for (const copied of [`webhook-signature: ${other}`, other]) {
+      t.match(await verify(['--secret', SECRET, '--header', copied]), {
         stderr: 'error: the header has no t: Service-Signature is meant, not webhook-signature\n',
-      },
-    );
+      });
+    }
     t.equal(await of(OTHER_SECRET, ending('\n')), 'error: no signature matches the secret and the body\n');
   },
 );
