@@ -62,19 +62,17 @@ t.test(
   'what was probably copied wrong is said: the secret with its quotes, the body with a line end, the other header',
   async (t) => {
     const ending = (lineEnd: string) => Buffer.concat([BODY, Buffer.from(lineEnd)]);
-    const of = async (secret: string, body?: Buffer) =>
-      (await verify(['--secret', secret, '--header', header()], {}, body)).stderr;
+    const of = async (secret: string, body?: Buffer, atSeconds = nowSeconds()) =>
+      (await verify(['--secret', secret, '--header', header(atSeconds)], {}, body)).stderr;
     const secretIsWrong =
       'error: no signature matches the secret and the body: the secret is not as davit shows it, whsec_ and 44 characters\n';
     t.equal(await of(`"${SECRET}"`), secretIsWrong);
     t.equal(await of(SECRET.replace('whsec_', '')), secretIsWrong);
     t.equal(await of(`${SECRET}\n`), secretIsWrong);
-    for (const lineEnd of ['\n', '\r\n']) {
-      t.equal(
-        await of(SECRET, ending(lineEnd)),
-        'error: no signature matches the secret and the body: but one does without the line end after the body\n',
-      );
-    }
+    const lineEndIsWrong =
+      'error: no signature matches the secret and the body: but one does without the line end after the body\n';
+    for (const lineEnd of ['\n', '\r\n']) t.equal(await of(SECRET, ending(lineEnd)), lineEndIsWrong);
+    t.equal(await of(SECRET, ending('\n'), nowSeconds() - 3_600), lineEndIsWrong, 'also of an old delivery');
     const other = 'v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4=';
     for (const copied of [`webhook-signature: ${other}`, other]) {
       t.match(await verify(['--secret', SECRET, '--header', copied]), {
