@@ -18,6 +18,7 @@ import {
 } from '../src/system-limits.ts';
 import { COMPILE_CACHE, MAIN, place } from './helpers/cli.ts';
 import { limitFileSize, limitOpenFiles, limitProcesses } from './helpers/limits.ts';
+import { ifMayUnshare, runInNamespace } from './helpers/namespaces.ts';
 import { ifMayBeNobody } from './helpers/nobody.ts';
 import { ifHas } from './helpers/programs.ts';
 import { CONFIG } from './helpers/whole-service.ts';
@@ -117,6 +118,29 @@ t.test(
     t.ok(left > 0 && left < 480, `${left} of 500`);
   },
 );
+
+t.test('processes that a cgroup does not allow are not left for davit', ifMayUnshare, async (t) => {
+  const script = `
+    mount -t tmpfs none /sys/fs/cgroup
+    mkdir -p "/sys/fs/cgroup$1"
+    echo "$2" >"/sys/fs/cgroup$1/pids.max"
+    echo 10 >"/sys/fs/cgroup$1/pids.current"
+    echo "$0" >/sys/fs/cgroup/own
+    mount --bind /sys/fs/cgroup/own /proc/$$/cgroup
+    exec "$3" --eval "$4"`;
+  const look = `import('${pathToFileURL(MODULE)}').then(({ processesLeft }) => console.log(processesLeft()))`;
+  const left = (own: string, folder: string, max: string) => {
+    const words = ['sh', '-euc', script, own, folder, max, process.execPath, look];
+    const { stdout, stderr } = runInNamespace(...words);
+    return stdout === '' ? stderr : Number(stdout);
+  };
+  t.equal(left('0::/a.slice/davit.service', '/a.slice/davit.service', '30'), 20);
+  t.equal(left('0::/seen/from/the/host', '', '30'), 20, 'that of a container, which sees it as the root');
+  t.equal(left('9:cpu:/x\n4:pids:/docker/c:1\n0::/', '/pids/docker/c:1', '30'), 20, 'version 1');
+  const unlimited = left('0::/', '', 'max');
+  t.ok(Number(unlimited) > 20, `${unlimited}`);
+  t.equal(left('4:cpu:/docker', '/docker', '30'), unlimited, 'that of another controller does not count');
+});
 
 /** Below such a limit only the real root can start anything, such as what lifts it; not the root of a user namespace. */
 const isRoot =
