@@ -173,8 +173,8 @@ t.test('a value in an --env-from file is all after the =, without enclosing quot
     Object.fromEntries(values.map(([, value], index) => [`V${index}`, value])),
   );
 
-  await davit(create('other', '--env-from', '-'), { stdin: '\ufeffFIRST=\ufeffx\n' });
-  t.match(variablesIn(dump()), { FIRST: '\ufeffx' }, 'a byte order mark is skipped');
+  await davit(create('other', '--env-from', '-'), { stdin: '\ufeffFIRST=\ufeffx\nexporter=y\n' });
+  t.match(variablesIn(dump()), { FIRST: '\ufeffx', exporter: 'y' }, 'a byte order mark is skipped');
 });
 
 t.test('an invalid line of an --env-from file is refused by its number and not shown', async (t) => {
@@ -182,6 +182,7 @@ t.test('an invalid line of an --env-from file is refused by its number and not s
   await davit(create('website', '--env', 'A=1'));
   const cases: [line: string | Buffer, message: RegExp][] = [
     ['export B=secret', /--env-from -: line 3 begins with export: leave that word out/],
+    [' \texport B=secret', /line 3 begins with export/],
     ['secret', /line 3 has no =: write name=value; a name alone is only for --env/],
     ['=secret', /line 3: the variable must be named with letters/],
     [' B=secret', /line 3: the variable must be named with letters/],
