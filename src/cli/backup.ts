@@ -36,7 +36,7 @@ async function backup(
 ): Promise<void> {
   if (file === '') misused(command, 'the name of the copy must not be empty');
   if (file === '-') misused(command, 'the copy is a file, not stdout: give it a name');
-  if (namesDirectory(file)) misused(command, `the copy is one file: add its name to '${printable(file)}'`);
+  if (namesDirectory(file)) misused(command, `the copy is one file: add its name to '${file}'`);
   const dbPath = existingDbPathOf(command);
   // Absolute, as SQLite takes a name that begins with `file:` for a URI.
   const path = absolutePath(file);

@@ -49,10 +49,7 @@ export function dbPathOf(command: Command): string {
   const path = String(command.optsWithGlobals()['db']);
   if (path === '' || path === ':memory:') misused(command, '--db must be the path of a file');
   if (namesDirectory(path)) {
-    misused(
-      command,
-      `--db must be the path of a file, not of a directory: add its name to '${printable(path)}'`,
-    );
+    misused(command, `--db must be the path of a file, not of a directory: add its name to '${path}'`);
   }
   // better-sqlite3 trims the path, and would open another file.
   if (path.trim() !== path) misused(command, '--db must not begin or end with white space');

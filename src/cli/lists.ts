@@ -1,6 +1,5 @@
 import type { Command, Option } from 'commander';
 import { option, parseCount } from '../options.ts';
-import { printable } from '../printable.ts';
 import type { ListPage } from '../store/list-page.ts';
 import { type CommandContext, misused } from './command.ts';
 import { nearest } from './suggest.ts';
@@ -48,10 +47,7 @@ export function chosenOf<Value extends string>(
     if (value !== undefined) return value;
     const meant = nearest(name, known);
     const question = meant === undefined ? '' : ` did you mean ${meant}?`;
-    return misused(
-      command,
-      `there is no ${noun} '${printable(name)}':${question} choose one of ${known.join(', ')}`,
-    );
+    return misused(command, `there is no ${noun} '${name}':${question} choose one of ${known.join(', ')}`);
   });
   return [...new Set(values)];
 }

@@ -90,7 +90,7 @@ export function resolveDeployment(store: Store, id: string): Deployment {
     project === undefined
       ? "'davit admin deployment list' shows the latest"
       : `that is a project, whose deployments 'davit admin deployment list --project ${project.id}' shows`;
-  throw new AppError('not_found', `there is no deployment '${printable(id)}': ${advice}`);
+  throw new AppError('not_found', `there is no deployment '${id}': ${advice}`);
 }
 
 /** By id, or by a URL that only one webhook has. Throws AppError `not_found` or `conflict` with what to do. */
@@ -105,7 +105,7 @@ export function resolveWebhook(store: Store, idOrUrl: string, nowMs: number): We
     throw new AppError('conflict', `several webhooks have this URL: use the id; ${list}`);
   }
   if (found === undefined) {
-    throw new AppError('not_found', `there is no webhook '${printable(idOrUrl)}': ${list}`);
+    throw new AppError('not_found', `there is no webhook '${idOrUrl}': ${list}`);
   }
   return found;
 }
@@ -121,7 +121,7 @@ function resolved<Item>(noun: 'project' | 'key', idOrName: string, nouns: Nouns<
     return nouns.resolve(idOrName);
   } catch (error) {
     if (!(error instanceof AppError)) throw error;
-    const shown = `'${printable(idOrName)}'`;
+    const shown = `'${idOrName}'`;
     const list = `'davit admin ${noun} list' shows all`;
     if (error.code === 'conflict') {
       throw new AppError('conflict', `several ${noun}s are named ${shown}: use the id; ${list}`);
@@ -130,7 +130,7 @@ function resolved<Item>(noun: 'project' | 'key', idOrName: string, nouns: Nouns<
       idOrName,
       nouns.list().map(({ name }) => name),
     );
-    const question = meant === undefined ? '' : ` did you mean '${printable(meant)}'?`;
+    const question = meant === undefined ? '' : ` did you mean '${meant}'?`;
     throw new AppError('not_found', `there is no ${noun} ${shown}:${question} ${list}`);
   }
 }

@@ -194,7 +194,7 @@ async function setProject(
   const variables = await readVariables(command, options, context);
   const unsetVariables = [...new Set(options.unsetEnv)];
   const both = unsetVariables.find((name) => Object.hasOwn(variables, name));
-  if (both !== undefined) misused(command, `${printable(both)} is both set and removed: choose one`);
+  if (both !== undefined) misused(command, `${both} is both set and removed: choose one`);
   if (Object.keys(changes).length + Object.keys(variables).length + unsetVariables.length === 0) {
     misused(command, 'nothing to change: give an option or a command');
   }
@@ -205,7 +205,7 @@ async function setProject(
     if (unknown !== undefined) {
       throw new AppError(
         'not_found',
-        `${nameOfProject(before)} has no variable ${printable(unknown)}: 'davit admin project show' lists them`,
+        `${nameOfProject(before)} has no variable ${unknown}: 'davit admin project show' lists them`,
       );
     }
     const changed = { id: before.id, changes, variables, unsetVariables };
@@ -304,7 +304,7 @@ function commandOf(
       dashesAt < 0
         ? 'put -- before the command'
         : 'leave it out, or give the option that it is for, such as --name';
-    misused(command, `'${printable(word)}' is not expected here: ${advice}`);
+    misused(command, `'${word}' is not expected here: ${advice}`);
   }
   const [file, ...rest] = words;
   if (file === undefined)
@@ -322,7 +322,7 @@ function directoryOf(command: Command, text: string): string {
 function checkPlace(command: Command, project: Pick<ProjectSettings, 'command' | 'directory'>): void {
   const file = project.command?.[0];
   if (file === undefined || project.directory !== null || !file.includes('/') || isAbsolute(file)) return;
-  misused(command, `'${printable(file)}' is relative to --dir: give that too, or an absolute path`);
+  misused(command, `'${file}' is relative to --dir: give that too, or an absolute path`);
 }
 
 /** Only a warning, as what is missing may be created later, or be visible to the service alone. */

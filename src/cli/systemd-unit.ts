@@ -45,7 +45,7 @@ function refuseControls(paths: readonly string[]): void {
   if (unfit === undefined) return;
   throw new AppError(
     'invalid_request',
-    `a unit file cannot hold the control characters of ${printable(unfit)}: choose another path`,
+    `a unit file cannot hold the control characters of ${unfit}: choose another path`,
   );
 }
 

@@ -3,7 +3,6 @@ import type { Command } from 'commander';
 import { variableProblem } from '../deploy/environment.ts';
 import { AppError } from '../errors.ts';
 import { readOptionFile } from '../option-files.ts';
-import { printable } from '../printable.ts';
 import { type CommandContext, holdsReplaced, misused } from './command.ts';
 
 /**
@@ -73,10 +72,10 @@ function entryOf(
   const own = Object.hasOwn(startEnvironment, name) ? startEnvironment[name] : undefined;
   const value = separator < 0 ? own : text.slice(separator + 1);
   const problem = variableProblem(name, value ?? '');
-  if (problem !== undefined) misused(command, `the variable ${printable(name)} ${problem}`);
+  if (problem !== undefined) misused(command, `the variable ${name} ${problem}`);
   if (value === undefined)
-    throw refused(`--env ${printable(name)}: no such variable is set here; give it as NAME=value`);
-  if (holdsReplaced(value)) throw refused(`--env ${printable(name)}: its value here is not valid UTF-8`);
+    throw refused(`--env ${name}: no such variable is set here; give it as NAME=value`);
+  if (holdsReplaced(value)) throw refused(`--env ${name}: its value here is not valid UTF-8`);
   return [name, value];
 }
 
