@@ -31,11 +31,11 @@ t.test('a log is resumed over several connections, and every byte is written onc
   const outcome = await follow(
     [
       [`${GREETING}id: 4\ndata: {"status":"failed"}\ndata:\n\n`],
-      [`${GREETING}id: 8\ndata: two\ndata:\n\n`],
-      [`${GREETING}id: 9ł\ndata: of no place\n\nid: 14\ndata: thr`],
+      [`${GREETING}id: 18\ndata: two\ndata:\n\n`],
+      [`${GREETING}id: 9ł\ndata: of no place\n\nid: 24\ndata: thr`],
       [`${GREETING}id: ł9\nevent: of another kind\ndata: {"status":"failed"}\n\n`],
       [`${GREETING}event: end\ndata: {"status":"of a later davit"}\n\nevent: end\ndata: x\n\n`],
-      [`${GREETING}id: 14\ndata: three\ndata:\n\n`, END],
+      [`${GREETING}id: 24\ndata: three\ndata:\n\n`, END],
     ],
     {
       onStream: (request) => asked.push(request.headers?.['Last-Event-ID']),
@@ -47,7 +47,7 @@ t.test('a log is resumed over several connections, and every byte is written onc
     },
   );
   t.match(outcome, { kind: 'ended', status: 'succeeded', deployment: null });
-  t.strictSame(asked, ['0', '4', '8', '8', '8', '8']);
+  t.strictSame(asked, ['0', '4', '18', '18', '18', '18']);
   t.strictSame(
     written,
     ['{"status":"failed"}\n', 'two\n', 'of no place', 'three\n'].flatMap((text) => ['may it?', text]),
