@@ -91,8 +91,8 @@ function __davit_complete
     set -l typed (commandline -ct)
     # Without its quotes, even if one is still open.
     set -l current (string unescape -- "$typed"; or string unescape -- "$typed'"; or string unescape -- "$typed\\"")
-    set -l program $words[1]
-    command -q -- $program; or set program davit
+    # The program itself, not an alias of that name: sudo in one would ask for a password at each tab.
+    set -l program (command -s -- $words[1]; or command -s davit; or echo davit)
     set -l lines ($program ${COMPLETE} fish $words[2..-1] "$current" 2>/dev/null)
     set -l option (string match -r -- '^--[^=]+=' "$current")
     set -l value (string replace -r -- '^--[^=]+=' '' "$current")

@@ -279,6 +279,22 @@ t.test('the fish script completes commands, values, quoted names and paths', ifH
   t.notOk(readdirSync(there.directory).includes('pwned'));
 });
 
+t.test('fish asks the program itself, also where davit is an alias with sudo', ifHas('fish'), async (t) => {
+  const { there, path } = completions(t);
+  const script = `
+    davit completion fish | source
+    function davit; touch asked; command davit $argv; end # which is what an alias is to fish
+    complete -C 'davit serve --log-l'`;
+  const { stdout, stderr } = spawnSync('fish', ['--no-config', '-c', script], {
+    cwd: there.directory,
+    env: { PATH: path, HOME: there.directory },
+    encoding: 'utf8',
+  });
+  t.equal(stderr, '');
+  t.match(stdout, /^--log-level/);
+  t.notOk(readdirSync(there.directory).includes('asked'));
+});
+
 t.test('completion refuses an unknown shell, and its help says how to install it', async (t) => {
   const { there } = completions(t);
   t.match(await there.refused(['completion', 'tcsh']), { exitCode: 2, message: /bash, zsh, fish/ });
