@@ -41,7 +41,7 @@ export function defineDoctor(command: Command, context: CommandContext): void {
     [
       'davit doctor',
       'davit doctor --json | jq .findings',
-      'davit doctor >/dev/null || mail -s davit admin </dev/null',
+      'report=$(davit doctor) || echo "$report" | mail -s davit admin',
     ],
   )
     .addOption(jsonOption())
