@@ -1,6 +1,7 @@
 import { dirname, resolve } from 'node:path';
 import { type Command, InvalidArgumentError } from 'commander';
 import { selfCommand } from '../assets.ts';
+import { commandPath } from '../deploy/command-path.ts';
 import { AppError } from '../errors.ts';
 import { option } from '../options.ts';
 import { absolutePath, realPath, statusOf } from '../paths.ts';
@@ -32,11 +33,21 @@ export function defineSystemdUnit(command: Command, context: CommandContext): vo
       const { file, arguments: words } = selfCommand();
       // systemd takes no path with `..`, which is left where the directory is missing.
       const realDbPath = resolve(realPath(dbPath));
-      refuseControls([file, ...words, dbPath, realDbPath]);
-      context.terminal.print(unitText(user, [file, ...words], dbPath, realDbPath));
-      for (const warning of warningsOf([file, ...words], realDbPath))
+      const called = calledPath(file, context.environment['PATH']);
+      refuseControls([called, ...words, dbPath, realDbPath]);
+      context.terminal.print(unitText(user, [called, ...words], dbPath, realDbPath));
+      for (const warning of warningsOf([...new Set([called, file, ...words])], realDbPath))
         context.terminal.note(`warning: ${warning}`);
     });
+}
+
+/** The path that davit was called by: if it is a link, an upgrade may have it lead to another file than this `file`. */
+function calledPath(file: string, searchPath = ''): string {
+  const environment = { PATH: searchPath };
+  const called = commandPath({ command: [process.argv0], directory: process.cwd(), environment });
+  if (called === undefined || realPath(called) !== realPath(file)) return file;
+  const path = absolutePath(called);
+  return path === resolve(path) ? path : file;
 }
 
 /** Quotes do not hold a line end: what comes after it would be a setting. */

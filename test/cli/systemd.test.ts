@@ -6,7 +6,7 @@ import koffi from 'koffi';
 import t, { type Test } from 'tap';
 import { createNotifier } from '../../src/cli/notify.ts';
 import { realEffects } from '../../src/effects.ts';
-import { MAIN, place, run } from '../helpers/cli.ts';
+import { COMPILE_CACHE, MAIN, place, run } from '../helpers/cli.ts';
 import { KNOWS_OLDER_SCHEMAS, makeOlder } from '../helpers/older-schema.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { serveWithLog } from '../helpers/served.ts';
@@ -112,6 +112,35 @@ t.test(
     }
   },
 );
+
+t.test('the unit runs davit by the link that it was called by, which an upgrade may change', (t) => {
+  const { directory } = place(t);
+  mkdirSync(join(directory, 'bin'));
+  const link = join(directory, 'bin/davit');
+  symlinkSync(process.execPath, link);
+  mkdirSync(join(directory, 'other/one'), { recursive: true });
+  symlinkSync('other/one', join(directory, 'elsewhere'));
+  const calls: [argv0: string, path: string, runs: string][] = [
+    [link, '', link],
+    ['bin/davit', '', link],
+    ['davit', `/nowhere:${directory}/bin`, link],
+    ['davit', '/nowhere:bin', link],
+    // Not by what is another program, is not there, or needs `..`, which systemd refuses.
+    ['sh', '/bin', process.execPath],
+    ['davit', '/nowhere', process.execPath],
+    ['elsewhere/../../bin/davit', '', process.execPath],
+  ];
+  for (const [argv0, path, runs] of calls) {
+    const { stdout } = spawnSync(process.execPath, [MAIN, 'admin', 'systemd-unit'], {
+      argv0,
+      cwd: directory,
+      env: { ...COMPILE_CACHE, PATH: path },
+      encoding: 'utf8',
+    });
+    t.match(unquoted(stdout), `\nExecStart=${runs} ${MAIN} serve `, argv0);
+  }
+  t.end();
+});
 
 /** Paths of this machine may need quotes, or not. */
 function unquoted(unit: string): string {
