@@ -235,6 +235,40 @@ t.test('a try that hangs after a wait keeps no other deployment from starting', 
   t.strictSame(statuses(), ['succeeded', 'succeeded']);
 });
 
+for (const takesMs of [900, 1_100]) {
+  t.test(`a try that meets a shortage again after ${takesMs} ms keeps others from starting`, async (t) => {
+    const spawner = testSpawner(t);
+    const answer = Promise.withResolvers<void>();
+    let tries = 0;
+    const slow: Spawner = {
+      ...spawner,
+      async spawn(request, isWanted) {
+        tries += 1;
+        if (tries > 1) return await spawner.spawn(request, isWanted);
+        await answer.promise;
+        return { kind: 'shortage', cause: 'EAGAIN' };
+      },
+    };
+    const { executor, create, statuses, disk, pass } = serviceOnFullDisk(t, { spawner: slow });
+    await create('slow');
+    await executor.tick();
+    await create('other');
+    disk.isFull = false;
+    await pass(1_000);
+    await pass(takesMs);
+    answer.resolve();
+    await pass(0);
+    await pass(200);
+    await executor.tick();
+    t.strictSame(statuses(), ['running', 'queued']);
+    await pass(1_000);
+    while (statuses()[1] !== 'succeeded') {
+      await executor.tick();
+      await nextTurn();
+    }
+  });
+}
+
 t.test('a deployment that waits is not started while its project is paused, but others are', async (t) => {
   const { store, executor, create, statuses, disk, pass, setStatus } = serviceOnFullDisk(t, {
     maxConcurrent: 1,
