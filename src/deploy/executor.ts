@@ -167,6 +167,8 @@ export function createExecutor(options: ExecutorOptions): Executor {
    * timeouts of the command count from its start.
    */
   async function runWhenPossible(claimed: ClaimedDeployment, log: LogKeeper): Promise<RunResult> {
+    // It was still being claimed, so stop() could not reach it.
+    if (isGraceOver) return { outcome: { kind: 'neverStarted' }, outputs: {} };
     let { outcome, outputs } = await runInWorkspace(claimed, log);
     if (outcome.kind === 'shortage') await beginWait(claimed.id, outcome.cause, log);
     while (outcome.kind === 'shortage') {
@@ -246,7 +248,6 @@ export function createExecutor(options: ExecutorOptions): Executor {
     try {
       const running = start(claimed, workspace, log);
       underWay.set(claimed.id, running.stop);
-      if (isGraceOver) running.stop('shutdown'); // stop() could not reach it: it was still being claimed
       const outcome = await running.outcome;
       const { outputs, notes } = readOutputs(workspace.outputFile, Object.values(claimed.variables));
       for (const note of notes) await log.appendLine(`davit: ${note}`);

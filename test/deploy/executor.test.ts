@@ -603,7 +603,7 @@ t.test('a shutdown ends running deployments as interrupted and starts none', asy
   t.match(store.reads.deployments.get(second.id), { status: 'queued' });
 });
 
-t.test('a deployment claimed after the grace of a shutdown is stopped at once', async (t) => {
+t.test('a deployment claimed after the grace of a shutdown is not started', async (t) => {
   const store = testStore(t, realEffects);
   const stalled = Promise.withResolvers<void>();
   const write: Writer['write'] = async (name, input) => {
@@ -611,13 +611,19 @@ t.test('a deployment claimed after the grace of a shutdown is stopped at once', 
     return await store.writer.write(name, input);
   };
   const executor = testExecutor(t, { ...store, writer: { ...store.writer, write } }, { maxConcurrent: 1 });
-  const projectId = await store.project({ command: ['/bin/sleep', '600'] });
+  const proof = join(temporaryDirectory(t), 'started');
+  const projectId = await store.project({ command: ['/usr/bin/touch', proof] });
   const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
   const ticked = executor.tick();
   const stopped = executor.stop(0);
   realEffects.after(1, stalled.resolve);
   await Promise.all([ticked, stopped]);
-  t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
+  t.match(store.reads.deployments.get(id), {
+    status: 'failed',
+    reason: 'interrupted',
+    message: 'davit stopped before this could start: nothing was run',
+  });
+  t.notOk(existsSync(proof));
 });
 
 function service(t: Test, changes: Partial<ExecutorOptions> = {}): { store: TestStore; executor: Executor } {
