@@ -5,7 +5,12 @@ import type { Logger } from '../logger.ts';
 import { createSlots } from '../slots.ts';
 import { type Change, enabledWebhookOf, webhookOf } from '../store/changes.ts';
 import type { Claim, DueDelivery } from '../store/outbox.ts';
-import { DISABLE_AFTER_FAILING_MS, type SettledAndDisabled, type Settlement } from '../store/settlements.ts';
+import {
+  DISABLE_AFTER_FAILING_MS,
+  FAILING_RESTARTS_AFTER_MS,
+  type SettledAndDisabled,
+  type Settlement,
+} from '../store/settlements.ts';
 import type { Reads } from '../store/store.ts';
 import { type Writer, writePersistently } from '../store/writer.ts';
 import { createLanes, type Lane, type Turn } from './lanes.ts';
@@ -214,7 +219,10 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
       attemptCount: delivery.attempt_count + 1,
       ladderAttempts,
       ladderStartedAtMs,
-      neverPassedMs: skippedMs(clockHistory.recent(DISABLE_AFTER_FAILING_MS, atMs)),
+      neverPassedMs: {
+        inFiveDays: skippedMs(clockHistory.recent(DISABLE_AFTER_FAILING_MS, atMs)),
+        inThreeDays: skippedMs(clockHistory.recent(FAILING_RESTARTS_AFTER_MS, atMs)),
+      },
       disableReason: isGone(outcome) ? 'the receiver answered 410 Gone' : null,
     };
   }

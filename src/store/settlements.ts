@@ -10,7 +10,7 @@ export const DISABLE_AFTER_FAILING_MS = 5 * DAY_MS;
  * After this long without an attempt, as davit was off or nothing happened, `failing_since` starts over: earlier
  * failures say nothing about the time in between. Longer than a weekend, and than any of the default retry delays.
  */
-const FAILING_RESTARTS_AFTER_MS = 3 * DAY_MS;
+export const FAILING_RESTARTS_AFTER_MS = 3 * DAY_MS;
 
 /** The result of an attempt, and what follows from it for the delivery. */
 export interface Settlement {
@@ -38,8 +38,8 @@ export interface Settlement {
   attemptCount: number;
   ladderAttempts: number;
   ladderStartedAtMs: number;
-  /** How much the clock skipped, as it was set ahead, in the last five days that really passed. */
-  neverPassedMs: number;
+  /** How much the clock skipped, as it was set ahead, in the last five days that really passed, and in the last three. */
+  neverPassedMs: { inFiveDays: number; inThreeDays: number };
   /** Why the webhook is to be disabled now; null: it is not. */
   disableReason: string | null;
 }
@@ -138,13 +138,13 @@ export function settlementWrites({ database, effects, changed }: WriteContext) {
            consecutive_failures = consecutive_failures + iif(${isLater('last_success_at')}, 0, 1),
            failing_since = iif(${isLater('last_success_at')}
                                  OR (failing_since <= +:atMs
-                                     AND last_failure_at >= +:atMs - ${FAILING_RESTARTS_AFTER_MS} - +:neverPassedMs),
+                                     AND last_failure_at >= +:atMs - ${FAILING_RESTARTS_AFTER_MS} - +:inThreeDays),
                                failing_since, :atMs)
      WHERE ${isSameReceiver}`);
   const disable = database.prepare(`
     UPDATE webhooks SET status = 'disabled', status_reason = :reason
      WHERE ${isSameReceiver} AND status = 'enabled'
-       AND (+:isAtOnce OR failing_since <= +:atMs - ${DISABLE_AFTER_FAILING_MS} - +:neverPassedMs)`);
+       AND (+:isAtOnce OR failing_since <= +:atMs - ${DISABLE_AFTER_FAILING_MS} - +:inFiveDays)`);
   const pendingAfter = database.prepare<PendingPosition, PendingPosition>(`
     SELECT webhook_id AS webhookId, next_attempt_at AS nextAttemptAtMs, seq FROM deliveries
      WHERE status = 'pending' AND (webhook_id, next_attempt_at, seq) > (+:webhookId, +:nextAttemptAtMs, +:seq)
@@ -180,10 +180,11 @@ export function settlementWrites({ database, effects, changed }: WriteContext) {
         return settled;
       }
       const { neverPassedMs, disableReason } = settlement;
-      failed.run({ ...receiver, atMs, nowMs, neverPassedMs });
+      const { inFiveDays, inThreeDays } = neverPassedMs;
+      failed.run({ ...receiver, atMs, nowMs, inThreeDays });
       const reason = disableReason ?? 'every delivery failed for 5 days';
       const isAtOnce = disableReason === null ? 0 : 1;
-      const { changes } = disable.run({ ...receiver, reason, isAtOnce, atMs, neverPassedMs });
+      const { changes } = disable.run({ ...receiver, reason, isAtOnce, atMs, inFiveDays });
       return changes === 0 ? settled : { delivery: settled, disabledFor: reason };
     },
 

@@ -985,6 +985,22 @@ t.test('setting the clock ahead again and again disables no webhook', async (t) 
   t.match(store.reads.webhooks.get(id), { status: 'enabled', consecutive_failures: 7 });
 });
 
+t.test('three days without an attempt count also after the clock was set ahead before them', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const dispatcher = testDispatcher(t, store, effects, { schedule: { delaysMs: [], windowMs: 0 } });
+  const receiver = await startReceiver(t, { answers: [status(500)] });
+  const { id } = await subscribe(store, receiver.url);
+  effects.jump(100 * DAY_MS);
+  for (const days of [0, 4, 2]) {
+    effects.advance(days * DAY_MS);
+    await newDeliveries(store, id, 1);
+    await deliverDue(dispatcher, effects);
+  }
+  t.equal(receiver.requests.length, 3);
+  t.match(store.reads.webhooks.get(id), { status: 'enabled', consecutive_failures: 3 });
+});
+
 t.test('after a restart, a clock set ahead still exhausts no delivery and disables no webhook', async (t) => {
   const { effects, store, dispatcher, receiver, id } = await setAheadAfterFailure(t);
   await deliverDue(dispatcher, effects);

@@ -52,7 +52,7 @@ export function settlementOf(
     attemptCount: due.attempt_count + 1,
     ladderAttempts: due.ladder_attempts + 1,
     ladderStartedAtMs: due.ladder_started_at,
-    neverPassedMs: 0,
+    neverPassedMs: { inFiveDays: 0, inThreeDays: 0 },
     disableReason: null,
   };
 }

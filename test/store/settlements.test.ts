@@ -100,10 +100,11 @@ async function failing(t: Test) {
   const store = testStore(t, effects);
   const webhookId = await newKeysWebhook(store);
   const projectId = await store.project();
-  const failOnce = async (neverPassedMs = 0) => {
+  const failOnce = async (skippedMs = 0) => {
     await store.writer.write('deployments.create', newDeployment(projectId, { maxQueued: null }));
     const [due = none()] = dueOf(store, webhookId, effects.now(), 1);
     const settlement = settlementOf(due, effects.now(), { kind: 'exhausted' });
+    const neverPassedMs = { inFiveDays: skippedMs, inThreeDays: skippedMs };
     await store.writer.write('outbox.settle', { ...settlement, neverPassedMs });
   };
   return { store, effects, webhookId, failOnce };
