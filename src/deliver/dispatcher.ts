@@ -322,11 +322,18 @@ function headersOf(
   return signedHeaders({ eventId, secrets, atSeconds: Math.floor(atMs / 1000), body });
 }
 
+/**
+ * The most that the clock can have skipped since any moment: setting it back makes nothing older that happened after
+ * that.
+ */
 function skippedMs(settings: readonly { byMs: number }[]): number {
-  return Math.max(
-    0,
-    settings.reduce((sumMs, { byMs }) => sumMs + byMs, 0),
-  );
+  let sinceMs = 0;
+  let mostMs = 0;
+  for (const { byMs } of settings.toReversed()) {
+    sinceMs += byMs;
+    mostMs = Math.max(mostMs, sinceMs);
+  }
+  return mostMs;
 }
 
 function randomFraction(effects: Effects): number {

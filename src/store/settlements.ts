@@ -38,7 +38,7 @@ export interface Settlement {
   attemptCount: number;
   ladderAttempts: number;
   ladderStartedAtMs: number;
-  /** How much the clock skipped, as it was set ahead, in the last five days that really passed, and in the last three. */
+  /** How much the clock skipped at most, as it was set ahead: in the last five days that really passed, in the last three. */
   neverPassedMs: { inFiveDays: number; inThreeDays: number };
   /** Why the webhook is to be disabled now; null: it is not. */
   disableReason: string | null;

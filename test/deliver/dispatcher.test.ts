@@ -986,20 +986,35 @@ t.test('setting the clock ahead again and again disables no webhook', async (t) 
 });
 
 t.test('three days without an attempt count also after the clock was set ahead before them', async (t) => {
+  const { store, effects, id, failAfter } = await failingAtOnce(t);
+  effects.jump(100 * DAY_MS);
+  for (const days of [0, 4, 2]) await failAfter(days);
+  t.match(store.reads.webhooks.get(id), { status: 'enabled', consecutive_failures: 3 });
+});
+
+t.test('a clock that was set back and is put right again disables no webhook', async (t) => {
+  const { store, effects, id, failAfter } = await failingAtOnce(t);
+  effects.jump(-2.5 * DAY_MS);
+  for (const days of [0, 1, 1, 0.6]) await failAfter(days);
+  effects.jump(2.5 * DAY_MS);
+  await failAfter(0.1);
+  t.match(store.reads.webhooks.get(id), { status: 'enabled', consecutive_failures: 5 });
+});
+
+/** A webhook whose deliveries fail once each, without a retry. */
+async function failingAtOnce(t: Test) {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const dispatcher = testDispatcher(t, store, effects, { schedule: { delaysMs: [], windowMs: 0 } });
   const receiver = await startReceiver(t, { answers: [status(500)] });
   const { id } = await subscribe(store, receiver.url);
-  effects.jump(100 * DAY_MS);
-  for (const days of [0, 4, 2]) {
+  const failAfter = async (days: number) => {
     effects.advance(days * DAY_MS);
     await newDeliveries(store, id, 1);
     await deliverDue(dispatcher, effects);
-  }
-  t.equal(receiver.requests.length, 3);
-  t.match(store.reads.webhooks.get(id), { status: 'enabled', consecutive_failures: 3 });
-});
+  };
+  return { store, effects, id, failAfter };
+}
 
 t.test('after a restart, a clock set ahead still exhausts no delivery and disables no webhook', async (t) => {
   const { effects, store, dispatcher, receiver, id } = await setAheadAfterFailure(t);
