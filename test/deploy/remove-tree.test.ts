@@ -13,6 +13,8 @@ import { syncBuiltinESMExports } from 'node:module';
 import { join } from 'node:path';
 import t, { type Test } from 'tap';
 import { removeTree } from '../../src/deploy/remove-tree.ts';
+import { limitOpenFiles } from '../helpers/limits.ts';
+import { ifHas } from '../helpers/programs.ts';
 import { ifMayMount } from '../helpers/small-disk.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
@@ -82,23 +84,49 @@ t.test('a directory swapped for a link at any moment is not followed', async (t)
   }
 });
 
-t.test('a tree deeper than any path can be long is removed, also without permissions', async (t) => {
-  const { around, tree } = place(t);
-  const start = process.cwd();
-  process.chdir(tree);
-  try {
-    for (let depth = 0; depth < 600; depth++) {
-      mkdirSync('directory');
-      writeFileSync('file', '');
-      process.chdir('directory');
-      if (depth % 100 === 0) chmodSync('..', 0o500);
-    }
-  } finally {
-    process.chdir(start);
+t.test('whatever fails is told by its own error, and no file is left open', async (t) => {
+  const fail = () => {
+    throw Object.assign(new Error('EIO'), { code: 'EIO' });
+  };
+  let moments = 1;
+  for (let moment = 0; moment <= moments; moment++) {
+    const { tree } = place(t);
+    mkdirSync(join(tree, 'in'));
+    for (const path of [tree, join(tree, 'in')]) writeFileSync(join(path, 'file'), '');
+    const openBefore = readdirSync('/proc/self/fd');
+    const removal = duringCall(moment, () => removeTree(tree), fail);
+    if (moment === 0) moments = await removal;
+    else await t.rejects(removal, { code: 'EIO' }, `call ${moment} of ${moments}`);
+    t.strictSame(readdirSync('/proc/self/fd'), openBefore);
+    await removeTree(tree);
+    t.notOk(existsSync(tree));
   }
-  await removeTree(tree);
-  t.strictSame(readdirSync(around), ['kept']);
 });
+
+t.test(
+  'a tree deeper than any path can be long is removed with few files open, also without permissions',
+  ifHas('prlimit'),
+  async (t) => {
+    const { around, tree } = place(t);
+    const start = process.cwd();
+    process.chdir(tree);
+    try {
+      for (let depth = 0; depth < 600; depth++) {
+        mkdirSync('directory');
+        writeFileSync('file', '');
+        process.chdir('directory');
+        if (depth % 100 === 0) chmodSync('..', 0o500);
+      }
+    } finally {
+      process.chdir(start);
+    }
+    const openBefore = readdirSync('/proc/self/fd');
+    const lift = limitOpenFiles(128);
+    await removeTree(tree).finally(lift);
+    t.strictSame(readdirSync('/proc/self/fd'), openBefore);
+    t.strictSame(readdirSync(around), ['kept']);
+  },
+);
 
 t.test('a mount inside a tree stays and is reported, and all around it is removed', ifMayMount, (t) => {
   const { around, tree, kept } = place(t);
