@@ -2,6 +2,7 @@ import { copyFileSync, renameSync, rmSync, symlinkSync, writeFileSync } from 'no
 import { join } from 'node:path';
 import t from 'tap';
 import {
+  areInPlace,
   identifyFiles,
   lockPath,
   openInPlace,
@@ -61,6 +62,14 @@ t.test('a link that leads to another file by now counts as moved', async (t) => 
   symlinkSync(`${file}.copy`, path);
   effects.advance(10);
   t.equal(isInPlace(), false);
+});
+
+t.test('a file of another file system with the same inode number counts as another one', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  writeFileSync(path, '');
+  const files = identifyFiles(path);
+  t.equal(areInPlace(files), true);
+  t.equal(areInPlace(files.map((file) => ({ ...file, dev: file.dev && file.dev + 1 }))), false);
 });
 
 t.test('a file is opened in its place only, and closed if it is not there any more', async (t) => {
