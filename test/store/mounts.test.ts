@@ -1,12 +1,36 @@
 import { spawnSync } from 'node:child_process';
-import { mkdirSync } from 'node:fs';
+import fs, { mkdirSync } from 'node:fs';
+import { syncBuiltinESMExports } from 'node:module';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import t from 'tap';
+import { networkFileSystemOf } from '../../src/store/mounts.ts';
 import { ifMayMount } from '../helpers/small-disk.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 const MOUNTS = pathToFileURL(join(import.meta.dirname, '../../src/store/mounts.ts')).href;
+
+t.test('the file system of a file is told from those with the same low bits of their numbers', async (t) => {
+  const { statSync, readFileSync } = fs;
+  t.teardown(() => {
+    Object.assign(fs, { statSync, readFileSync });
+    syncBuiltinESMExports();
+  });
+  // As makedev(3) puts them together.
+  for (const [device, dev] of [
+    ['0:44', 0x2c],
+    ['0:300', 0x10002c],
+    ['259:44', 0x1032c],
+  ] as const) {
+    const lines = ['0:44', '0:300', '259:44'].map((one) => {
+      const type = one === device ? 'nfs4' : 'ext4';
+      return `36 35 ${one} / /srv rw,relatime shared:1 - ${type} host:/srv rw\n`;
+    });
+    Object.assign(fs, { statSync: () => ({ dev }), readFileSync: () => lines.join('') });
+    syncBuiltinESMExports();
+    t.equal(networkFileSystemOf('/davit.db'), 'nfs4', device);
+  }
+});
 
 t.test('a mount that another one hides says nothing of noexec', ifMayMount, async (t) => {
   const directory = temporaryDirectory(t);
