@@ -1,6 +1,7 @@
-import { closeSync, openSync, writeFileSync } from 'node:fs';
+import { closeSync, openSync, readdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import t, { type Test } from 'tap';
+import { readOptionFile } from '../src/option-files.ts';
 import { readBounded } from '../src/read-bounded.ts';
 import { temporaryDirectory } from './helpers/store.ts';
 
@@ -22,6 +23,16 @@ t.test('what comes in small pieces, as from a pipe, takes little more room than 
   const taken = process.memoryUsage().arrayBuffers - before;
   t.ok(length > 64 * 1024, `${length} bytes`);
   t.ok(taken <= 4 * length, `${taken} bytes for ${length}`);
+});
+
+t.test('the file of an option is closed once it was read, or could not be', async (t) => {
+  const directory = temporaryDirectory(t);
+  const path = join(directory, 'file');
+  writeFileSync(path, 'text');
+  const before = readdirSync('/proc/self/fd');
+  t.equal(readOptionFile('--ca-file', path).toString(), 'text');
+  t.throws(() => readOptionFile('--ca-file', directory), { message: /^--ca-file: .* \(EISDIR\)/ });
+  t.strictSame(readdirSync('/proc/self/fd'), before);
 });
 
 function opened(t: Test, path: string): number {
