@@ -48,7 +48,8 @@ export function raiseOomScoreOf(processId: number): void {
 
 function raise(): void {
   const before = ownScore();
-  if (before === undefined || before >= STARTING_OOM_SCORE || !setScore(STARTING_OOM_SCORE)) return;
+  if (before === undefined || before >= STARTING_OOM_SCORE) return;
+  setScore(STARTING_OOM_SCORE);
   raisedFrom = before;
 }
 
@@ -70,12 +71,10 @@ function scoreIn(file: number): number {
   return Number(scratch.toString('latin1', 0, readSync(file, scratch, 0, scratch.length, 0)));
 }
 
-function setScore(score: number): boolean {
+function setScore(score: number): void {
   try {
     if (scoreFile !== undefined) writeSync(scoreFile, String(score), 0);
-    return scoreFile !== undefined;
   } catch {
     // A container may forbid it; a command is then as likely to be killed as the service.
-    return false;
   }
 }
