@@ -1,6 +1,7 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import fs, { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { syncBuiltinESMExports } from 'node:module';
 import { join } from 'node:path';
 import type { Readable, Writable } from 'node:stream';
 import { setImmediate as nextTurn } from 'node:timers/promises';
@@ -133,6 +134,9 @@ t.test('the OOM killer prefers commands to the service', async (t) => {
   writeFileSync(SCORE_FILE, '700');
   for (const score of await scoresOfStarting()) t.ok(score >= 700, 'a higher one is theirs, too');
   t.equal(ownScore(), 700);
+  const { identity } = await start(spawner, ['sleep', '1000']);
+  t.equal(scoreOf(identity.processId), 1000);
+  process.kill(identity.processId, 'SIGKILL');
 });
 
 t.test('while the service starts a command, the OOM killer prefers those that run', async (t) => {
@@ -140,9 +144,33 @@ t.test('while the service starts a command, the OOM killer prefers those that ru
   const { identity } = await start(spawner, ['sleep', '1000']);
   const ownHighest = await withRaisedOomScore(async () => ownScore());
   t.equal(ownHighest, Math.max(OWN_SCORE, 500), 'which the new one has from its first moment');
-  const score = Number(readFileSync(`/proc/${identity.processId}/oom_score_adj`, 'utf8'));
-  t.equal(score, 1000, 'higher by half of all memory, which is more than the service takes');
+  t.equal(scoreOf(identity.processId), 1000, 'higher by half of all memory, more than the service takes');
   process.kill(identity.processId, 'SIGKILL');
+});
+
+t.test('its score is raised until the last of the commands that it starts at once is started', async (t) => {
+  const [one, other] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
+  const [first, last] = [one, other].map(({ promise }) => withRaisedOomScore(() => promise));
+  one.resolve();
+  await first;
+  t.equal(ownScore(), Math.max(OWN_SCORE, 500));
+  other.resolve();
+  await last;
+  t.equal(ownScore(), OWN_SCORE);
+});
+
+t.test('where a container forbids to raise it, commands are started all the same', async (t) => {
+  const { writeSync } = fs;
+  t.teardown(() => {
+    Object.assign(fs, { writeSync });
+    syncBuiltinESMExports();
+  });
+  const refuse = () => {
+    throw Object.assign(new Error('EACCES'), { code: 'EACCES' });
+  };
+  Object.assign(fs, { writeSync: refuse });
+  syncBuiltinESMExports();
+  t.equal(await withRaisedOomScore(async () => 'started'), 'started');
 });
 
 t.test('a command that has set its own score, as by choom(1), keeps it', async (t) => {
@@ -151,7 +179,7 @@ t.test('a command that has set its own score, as by choom(1), keeps it', async (
   await once(child.stdout, 'data');
   const { pid = 0 } = child;
   raiseOomScoreOf(pid);
-  t.equal(Number(readFileSync(`/proc/${pid}/oom_score_adj`, 'utf8')), 900);
+  t.equal(scoreOf(pid), 900);
 });
 
 t.test('a command gets exactly its environment and its arguments', async (t) => {
@@ -434,6 +462,10 @@ function adoptingSpawner(t: Test, effects: Effects = realEffects): Spawner {
 
 function ownScore(): number {
   return Number(readFileSync(SCORE_FILE, 'utf8'));
+}
+
+function scoreOf(processId: number): number {
+  return Number(readFileSync(`/proc/${processId}/oom_score_adj`, 'utf8'));
 }
 
 async function start(
