@@ -77,9 +77,10 @@ t.test('no file is looked at for an error that files do not explain', async (t) 
 
 t.test('a name means the first executable in PATH, else the first file there', async (t) => {
   const directory = temporaryDirectory(t);
-  for (const folder of ['directory', 'closed', 'first', 'second']) mkdirSync(join(directory, folder));
+  for (const folder of ['directory', 'closed', 'shut', 'first', 'second']) mkdirSync(join(directory, folder));
   mkdirSync(join(directory, 'directory/tool'));
-  writeFileSync(join(directory, 'closed/tool'), '#!/bin/sh\n', { mode: 0o644 });
+  for (const folder of ['closed', 'shut'])
+    writeFileSync(join(directory, folder, 'tool'), '#!/bin/sh\n', { mode: 0o644 });
   for (const folder of ['first', 'second'])
     writeFileSync(join(directory, folder, 'tool'), '#!/bin/sh\n', { mode: 0o755 });
   const found = async (path: string) => {
@@ -89,9 +90,13 @@ t.test('a name means the first executable in PATH, else the first file there', a
     return [commandPath(request)?.slice(directory.length), commandProblem(request)?.kind];
   };
   t.strictSame(await found('none:directory:closed:first:second'), ['/first/tool', undefined]);
-  t.strictSame(await found('directory:closed'), ['/closed/tool', 'notExecutable']);
+  t.strictSame(await found('directory:closed:shut'), ['/closed/tool', 'notExecutable']);
   t.strictSame(await found('none:directory'), [undefined, 'notFound']);
   t.equal(await findCommand(requestOf(['first/tool'], { directory })), join(directory, 'first/tool'));
+  const second = join(directory, 'second');
+  const here = requestOf(['tool'], { directory: second, environment: { PATH: `none::${directory}/first` } });
+  for (const path of [await findCommand(here), commandPath(here)])
+    t.equal(path, join(second, 'tool'), 'an empty place is the directory of the command');
   t.strictSame(
     commandProblem(requestOf(['tool'], { directory, environment: {} })),
     { kind: 'notFound', word: 'tool', searchPath: '' },
