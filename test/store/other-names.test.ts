@@ -1,6 +1,8 @@
 import { linkSync, readFileSync } from 'node:fs';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
+import { realEffects } from '../../src/effects.ts';
+import { lockForServing } from '../../src/store/lock.ts';
 import { refuseOtherNames } from '../../src/store/other-names.ts';
 import { dumpFile } from '../helpers/files.ts';
 import { filledFile } from '../helpers/filled.ts';
@@ -18,6 +20,9 @@ t.test('a file with two hard links is refused while it is open, and free afterwa
     message:
       /\.link has another name too, a hard link, and another process has the file open: stop that first/,
   });
+  const release = lockForServing(path, process.pid, realEffects);
+  t.doesNotThrow(() => refuseOtherNames(path), 'it is served by this name');
+  release();
   open.close();
   for (const name of [another, path]) {
     refuseOtherNames(name);
