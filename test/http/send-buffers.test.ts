@@ -160,6 +160,21 @@ t.test('unread answers to one client are cut off, too, when they exceed the limi
   t.ok((await taken(connection)).length < 2 * LARGE_BYTES);
 });
 
+t.test('for a large answer as many are cut off as it needs, and small ones do not count', async (t) => {
+  const hold = createSendBufferLimit(fakeEffects(), pino({ level: 'silent' }), 100 * 1024);
+  const held = (kibibytes: number) => {
+    const socket = new Socket();
+    const res = new ServerResponse(new IncomingMessage(socket));
+    hold({ raw: { res }, auth: {}, response: { source: 'x'.repeat(kibibytes * 1024) } } as never);
+    return socket;
+  };
+  const sockets = [15, 15, 15, 40, 40, 90].map(held);
+  t.strictSame(
+    sockets.map(({ destroyed }) => destroyed),
+    [false, false, false, true, true, false],
+  );
+});
+
 t.test('an answer that was read no longer counts, and a single one is never cut off', async (t) => {
   const { port, log } = await startHttp(t, { resources: () => [large], sendBufferMaxBytes: LARGE_BYTES - 1 });
   for (let times = 0; times < 3; times++) {
