@@ -51,7 +51,7 @@ export function handleInterruption(
   let lastSignal: EndSignal = 'SIGINT';
   let cancellation: Cancellation | undefined;
   let question: Promise<void> | undefined;
-  let asking = new AbortController();
+  const asking = new AbortController();
   let request: Promise<void> | undefined;
 
   const interrupt = (signal: EndSignal) => {
@@ -92,11 +92,9 @@ export function handleInterruption(
   }
 
   async function ask(askedId: DeploymentId): Promise<void> {
-    asking = new AbortController();
     void watch(askedId);
     const answer = await terminal.ask(`Cancel deployment ${askedId}? [y/N] `, asking.signal);
     asking.abort();
-    question = undefined;
     // A ^C after the answer is another one, however soon it comes. One that comes just now would be lost between
     // listeners, as the SIGHUP of a terminal that hangs up, whose end of input is the answer.
     const stopListeningBefore = stopListening;
