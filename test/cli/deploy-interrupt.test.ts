@@ -15,7 +15,7 @@ import { collected } from '../helpers/collected.ts';
 import { QUEUED, servedDeployments, untilFile } from '../helpers/deploy-client.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { startProxy } from '../helpers/proxy.ts';
-import { type Answer, held, silence, startReceiver, status } from '../helpers/receiver.ts';
+import { type Answer, held, reset, silence, startReceiver, status } from '../helpers/receiver.ts';
 import { needsTerminal } from '../helpers/terminal.ts';
 
 const CREATED = { ...QUEUED, ref: 'slow' };
@@ -425,6 +425,17 @@ t.test('a cancellation of a deployment that has just ended is not taken for a re
   t.equal(interruption.whatIsLeft(), 'the cancellation of deployment dpl_1 was requested');
 });
 
+t.test(
+  'if the connection is lost during a cancellation, davit says so, and does not wait for an answer',
+  async (t) => {
+    const { interrupt, interruption, said } = await handledHere(t, { cancelOnInterrupt: true }, reset());
+    interrupt('SIGTERM');
+    await interruption.settled();
+    t.match(said(), /\nit cannot be canceled: .* \(ECONNRESET\)/);
+    t.equal(interruption.isOpen(), false);
+  },
+);
+
 function refusal(statusCode: number, code: string): Answer {
   const error = { code, message: 'no', request_id: 'req_1' };
   return status(statusCode, { body: JSON.stringify({ error }) });
@@ -477,7 +488,8 @@ async function handledHere(
   const interrupt = (signal: Interrupting) => {
     for (const listen of listeners) listen(signal);
   };
-  return { interrupt, exits, stdin, interruption, service, effects };
+  const said = () => String(stderr.read());
+  return { interrupt, exits, stdin, interruption, service, effects, said };
 }
 
 type Interrupting = 'SIGINT' | 'SIGTERM' | 'SIGHUP';
