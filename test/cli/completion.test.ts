@@ -182,6 +182,8 @@ t.test('quotes of bash are parsed, also while they are open, and added where nee
     [`'it'\\''s`, "it's"],
     ['"a\\"b\\c$x"', 'a"b\\c$x'],
     ['"it\'s \\`id"\\ here', "it's `id here"],
+    ['"a\\$b\\\\c', 'a$b\\c'],
+    [`'a"b\\c`, 'a"b\\c'],
     ['$(id)', '$(id)'],
     ['', ''],
   ];
