@@ -1,5 +1,5 @@
 import { spawnSync } from 'node:child_process';
-import { mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readdirSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import koffi from 'koffi';
@@ -249,7 +249,9 @@ t.test('systemd is told once there is room in the queue of its socket', async (t
   };
   const effects = { ...realEffects, after };
   fill();
+  const openBefore = readdirSync('/proc/self/fd').length;
   await createNotifier({ environment: { NOTIFY_SOCKET }, effects }, t.fail)('READY=1');
+  t.equal(readdirSync('/proc/self/fd').length, openBefore, 'each try has closed its socket');
   while ((await next()) !== 'READY=1');
 });
 
