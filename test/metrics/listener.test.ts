@@ -128,16 +128,15 @@ t.test('a connection beyond 32 is closed, and the others are served', async (t) 
 
 t.test('idle connections keep no other out, and do not end scrapes under way', async (t) => {
   const { promise, resolve } = Promise.withResolvers<string>();
-  let isFirst = true;
-  const { port, scrapes } = await listener(t, async () => {
-    if (!isFirst) return 'davit_x 1\n';
-    isFirst = false;
-    return promise;
-  });
+  const { port, scrapes } = await listener(t, async () => (scrapes.length === 3 ? promise : 'davit_x 1\n'));
   const get = 'GET /metrics HTTP/1.1\r\nHost: d\r\n\r\n';
   const scraping = await connectRaw(port);
   scraping.send(get);
-  await until(() => scrapes.length === 1);
+  await scraping.received('davit_x 1');
+  const second = scraping.received('davit_x 1');
+  scraping.send(get.repeat(2));
+  await second;
+  await until(() => scrapes.length === 3);
   const others: RawConnection[] = [];
   for (let made = 0; made < 32; made++) {
     const other = await connectRaw(port);
