@@ -127,6 +127,8 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
 
   async function deliver(lane: Lane, delivery: DueDelivery, secrets: readonly string[]): Promise<void> {
     const atMs = now();
+    // The result is dated from this time on, also if the clock is set meanwhile.
+    const neverPassedMs = neverPassedUntil(atMs);
     const slot = lanes.begin(lane, delivery.seq, atMs);
     metrics?.began(delivery, lane.failures > 0, atMs);
     let isWithdrawn = false;
@@ -154,7 +156,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     // It does not count as an attempt, and is made again at the next start, or by a claim if it was withdrawn.
     if (stopped) return;
 
-    const settlement = settlementOf(delivery, atMs, outcome);
+    const settlement = settlementOf(delivery, { atMs, neverPassedMs }, outcome);
     logAttempt(settlement, delivery);
     // This retries while the disk is full. Any other failure is a bug, and then the delivery stays under way, so that it
     // is not sent over and over.
@@ -191,7 +193,11 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   }
 
   /** What an attempt means for the delivery and for its webhook. */
-  function settlementOf(delivery: DueDelivery, atMs: number, outcome: SendOutcome): Settlement {
+  function settlementOf(
+    delivery: DueDelivery,
+    { atMs, neverPassedMs }: { atMs: number } & Pick<Settlement, 'neverPassedMs'>,
+    outcome: SendOutcome,
+  ): Settlement {
     const ladderAttempts = delivery.ladder_attempts + 1;
     // The 24 h of the ladder begin with its first attempt, usually when the event happens: a delivery that was held, or
     // that waited for davit or a failing receiver, still gets all its retries. One millisecond earlier, so that a
@@ -219,11 +225,15 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
       attemptCount: delivery.attempt_count + 1,
       ladderAttempts,
       ladderStartedAtMs,
-      neverPassedMs: {
-        inFiveDays: skippedMs(clockHistory.recent(DISABLE_AFTER_FAILING_MS, atMs)),
-        inThreeDays: skippedMs(clockHistory.recent(FAILING_RESTARTS_AFTER_MS, atMs)),
-      },
+      neverPassedMs,
       disableReason: isGone(outcome) ? 'the receiver answered 410 Gone' : null,
+    };
+  }
+
+  function neverPassedUntil(nowMs: number): Settlement['neverPassedMs'] {
+    return {
+      inFiveDays: skippedMs(clockHistory.recent(DISABLE_AFTER_FAILING_MS, nowMs)),
+      inThreeDays: skippedMs(clockHistory.recent(FAILING_RESTARTS_AFTER_MS, nowMs)),
     };
   }
 

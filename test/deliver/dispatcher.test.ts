@@ -1001,6 +1001,25 @@ t.test('a clock that was set back and is put right again disables no webhook', a
   t.match(store.reads.webhooks.get(id), { status: 'enabled', consecutive_failures: 5 });
 });
 
+t.test('a clock that was ahead and is put right during an attempt disables no webhook', async (t) => {
+  const { store, effects, dispatcher, receiver, id, failAfter } = await failingAtOnce(t);
+  await failAfter(0);
+  await receiver.next();
+  effects.jump(6 * DAY_MS);
+  await failAfter(0.1);
+  await receiver.next();
+  const third = held(status(500));
+  receiver.answerWith(third.answer);
+  effects.advance(0.1 * DAY_MS);
+  await newDeliveries(store, id, 1);
+  await dispatcher.tick();
+  await receiver.next();
+  effects.jump(-6 * DAY_MS);
+  third.release();
+  await dispatcher.settled();
+  t.match(store.reads.webhooks.get(id), { status: 'enabled', consecutive_failures: 3 });
+});
+
 /** A webhook whose deliveries fail once each, without a retry. */
 async function failingAtOnce(t: Test) {
   const effects = fakeEffects();
@@ -1013,7 +1032,7 @@ async function failingAtOnce(t: Test) {
     await newDeliveries(store, id, 1);
     await deliverDue(dispatcher, effects);
   };
-  return { store, effects, id, failAfter };
+  return { store, effects, dispatcher, receiver, id, failAfter };
 }
 
 t.test('after a restart, a clock set ahead still exhausts no delivery and disables no webhook', async (t) => {
