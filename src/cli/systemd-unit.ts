@@ -44,7 +44,7 @@ export function defineSystemdUnit(command: Command, context: CommandContext): vo
 /** The path that davit was called by: if it is a link, an upgrade may have it lead to another file than this `file`. */
 function calledPath(file: string, searchPath = ''): string {
   const environment = { PATH: searchPath };
-  const called = commandPath({ command: [process.argv0], directory: process.cwd(), environment });
+  const called = commandPath({ command: [process.argv0], directory: '.', environment });
   if (called === undefined || realPath(called) !== realPath(file)) return file;
   const path = absolutePath(called);
   return path === resolve(path) ? path : file;

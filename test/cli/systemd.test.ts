@@ -142,6 +142,17 @@ t.test('the unit runs davit by the link that it was called by, which an upgrade 
   t.end();
 });
 
+t.test('a unit is printed from a directory that was removed, too', (t) => {
+  const { directory } = place(t);
+  const removed = join(directory, 'removed');
+  mkdirSync(removed);
+  const words = ['-c', 'rmdir "$PWD"; exec "$@"', 'sh', process.execPath, MAIN, 'admin', 'systemd-unit'];
+  const env = { ...COMPILE_CACHE, PATH: '/usr/bin:/bin' };
+  const { stdout } = spawnSync('/bin/sh', words, { cwd: removed, env, encoding: 'utf8' });
+  t.match(unquoted(stdout), `\nExecStart=${process.execPath} ${MAIN} serve `);
+  t.end();
+});
+
 /** Paths of this machine may need quotes, or not. */
 function unquoted(unit: string): string {
   return unit.replaceAll('"', '').replaceAll('%%', '%');
