@@ -12,8 +12,8 @@ export function explainErrors(command: Command): void {
     outputError(text, write) {
       const message = withSuggestion(withoutValue(text.trim()), command);
       const hint = message.endsWith('?') ? '' : ` (see '${pathOf(command)} --help')`;
-      const line = withoutSecrets(message).replace(/\.$/, '');
-      write(`${printable(line)}${hint}`);
+      const line = withoutSecrets(printable(message)).replace(/\.$/, '');
+      write(`${line}${hint}`);
     },
   });
   for (const subcommand of command.commands) explainErrors(subcommand);

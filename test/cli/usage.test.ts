@@ -258,6 +258,9 @@ t.test('an error does not repeat a wrong value that may be a secret', async (t) 
     [['admin', 'key', 'show', key], /there is no key 'davit_…':/],
     [['admin', 'project', 'show', secret], /there is no project 'whsec_…':/],
     [['admin', 'webhook', 'show', user], /there is no webhook 'http:\/\/…@host\/':/],
+    // As $(cat …) gives it of a file with Windows line ends.
+    [['admin', 'webhook', 'show', 'http://me:s3cr3t\r@host/'], /there is no webhook 'http:\/\/…@host\/':/],
+    [['http://me:s3cr3t\r@host/'], /unknown command 'http:\/\/…@host\/' \(/],
     [['backup', '--db', `${key}.db`, 'copy.db'], /there is no file davit_…\.db:/],
     [
       ['backup', '--db', '/srv/davit_data/production/website/main.db', 'copy.db'],
