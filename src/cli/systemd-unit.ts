@@ -41,13 +41,16 @@ export function defineSystemdUnit(command: Command, context: CommandContext): vo
     });
 }
 
-/** The path that davit was called by: if it is a link, an upgrade may have it lead to another file than this `file`. */
+/**
+ * The path that davit was called by, unless the unit would not see it: if it is a link, an upgrade may have it lead to
+ * another file than this `file`.
+ */
 function calledPath(file: string, searchPath = ''): string {
   const environment = { PATH: searchPath };
   const called = commandPath({ command: [process.argv0], directory: '.', environment });
   if (called === undefined || realPath(called) !== realPath(file)) return file;
   const path = absolutePath(called);
-  return path === resolve(path) ? path : file;
+  return path === resolve(path) && !HIDDEN.some(([, form]) => form.test(path)) ? path : file;
 }
 
 /** Quotes do not hold a line end: what comes after it would be a setting. */

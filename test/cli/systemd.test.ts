@@ -1,5 +1,5 @@
 import { spawnSync } from 'node:child_process';
-import { mkdirSync, readdirSync, symlinkSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readdirSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import koffi from 'koffi';
@@ -114,26 +114,30 @@ t.test(
 );
 
 t.test('the unit runs davit by the link that it was called by, which an upgrade may change', (t) => {
-  const { directory } = place(t);
+  const directory = mkdtempSync('/tmp/davit-test-');
+  t.teardown(() => rmSync(directory, { recursive: true }));
   mkdirSync(join(directory, 'bin'));
-  const link = join(directory, 'bin/davit');
-  symlinkSync(process.execPath, link);
+  symlinkSync(process.execPath, join(directory, 'bin/davit'));
   mkdirSync(join(directory, 'other/one'), { recursive: true });
   symlinkSync('other/one', join(directory, 'elsewhere'));
+  // The same directory by a name that the sandbox does not hide.
+  const seen = `/proc/self/root${directory}`;
+  const link = `${seen}/bin/davit`;
   const calls: [argv0: string, path: string, runs: string][] = [
     [link, '', link],
-    ['bin/davit', '', link],
-    ['davit', `/nowhere:${directory}/bin`, link],
-    ['davit', '/nowhere:bin', link],
-    // Not by what is another program, is not there, or needs `..`, which systemd refuses.
+    [link.slice(1), '', link],
+    ['davit', `/nowhere:${seen}/bin`, link],
+    ['davit', `/nowhere:${seen.slice(1)}/bin`, link],
+    // Not by what is another program, is not there, is hidden from the unit, or needs `..`, which systemd refuses.
     ['sh', '/bin', process.execPath],
     ['davit', '/nowhere', process.execPath],
-    ['elsewhere/../../bin/davit', '', process.execPath],
+    [`${directory}/bin/davit`, '', process.execPath],
+    [`${seen}/elsewhere/../../bin/davit`, '', process.execPath],
   ];
   for (const [argv0, path, runs] of calls) {
     const { stdout } = spawnSync(process.execPath, [MAIN, 'admin', 'systemd-unit'], {
       argv0,
-      cwd: directory,
+      cwd: '/',
       env: { ...COMPILE_CACHE, PATH: path },
       encoding: 'utf8',
     });
