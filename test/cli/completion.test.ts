@@ -283,17 +283,23 @@ t.test('the fish script completes commands, values, quoted names and paths', ifH
 
 t.test('fish asks the program itself, also where davit is an alias with sudo', ifHas('fish'), async (t) => {
   const { there, path } = completions(t);
+  mkdirSync(join(there.directory, 'other'));
+  writeFileSync(join(there.directory, 'other/davit'), '#!/bin/sh\necho; echo another\n', { mode: 0o755 });
   const script = `
     davit completion fish | source
     function davit; touch asked; command davit $argv; end # which is what an alias is to fish
-    complete -C 'davit serve --log-l'`;
-  const { stdout, stderr } = spawnSync('fish', ['--no-config', '-c', script], {
+    for line in $argv; complete -C "$line"; end`;
+  const lines = ['davit serve --log-l', '~/bin/davit serve --log-l', './other/davit a'];
+  const { stdout, stderr } = spawnSync('fish', ['--no-config', '-c', script, ...lines], {
     cwd: there.directory,
     env: { PATH: path, HOME: there.directory },
     encoding: 'utf8',
   });
   t.equal(stderr, '');
-  t.match(stdout, /^--log-level/);
+  t.strictSame(
+    stdout.split('\n').map((line) => line.split('\t')[0]),
+    ['--log-level', '--log-level', 'another', ''],
+  );
   t.notOk(readdirSync(there.directory).includes('asked'));
 });
 
