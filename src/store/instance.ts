@@ -25,15 +25,13 @@ export function instanceReads(database: Database) {
     },
 
     /**
-     * How the clock was set while davit ran, the oldest first, and at the end how it was set back since, as
-     * `setBackMs` says. Empty if the last time is after `nowMs`, but no event or attempt is: then the clock was set back
-     * while davit did not run, by an unknown amount.
+     * How the clock was set while davit ran, the oldest first, and at the end how it was set back since, as `setBackMs`
+     * says.
      */
     clockSettings(nowMs: number): ClockSetting[] {
       const settings = clockSettings.all();
       const byMs = setBackMs(nowMs);
-      if (byMs > 0) return [...settings, { atMs: nowMs, byMs: -byMs }];
-      return (settings.at(-1)?.atMs ?? 0) <= nowMs ? settings : [];
+      return byMs > 0 ? [...settings, { atMs: nowMs, byMs: -byMs }] : settings;
     },
 
     setBackMs,
@@ -44,15 +42,16 @@ export function instanceReads(database: Database) {
 
   /**
    * By how much at least the clock was set back without a record, which happens while davit does not run: so far is the
-   * newest event or attempt in the future. 0 if it is older than a recorded setting back, which accounts for it.
+   * last recorded setting in the future, or the newest event or attempt. Those tell nothing if they are older than a
+   * recorded setting back, which accounts for them.
    */
   function setBackMs(nowMs: number): number {
+    const settings = clockSettings.all();
+    const lastMs = settings.at(-1)?.atMs ?? 0;
     const newestMs = newestAt.get() ?? 0;
-    if (newestMs - nowMs <= STEP_MS) return 0;
-    const isRecorded = clockSettings
-      .all()
-      .some(({ atMs, byMs }) => byMs < 0 && newestMs <= atMs - byMs + STEP_MS);
-    return isRecorded ? 0 : newestMs - nowMs;
+    const isRecorded = settings.some(({ atMs, byMs }) => byMs < 0 && newestMs <= atMs - byMs + STEP_MS);
+    const aheadMs = (isRecorded ? lastMs : Math.max(lastMs, newestMs)) - nowMs;
+    return aheadMs > STEP_MS ? aheadMs : 0;
   }
 }
 
