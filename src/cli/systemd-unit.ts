@@ -36,7 +36,7 @@ export function defineSystemdUnit(command: Command, context: CommandContext): vo
       const called = calledPath(file, context.environment['PATH']);
       refuseControls([called, ...words, dbPath, realDbPath]);
       context.terminal.print(unitText(user, [called, ...words], dbPath, realDbPath));
-      for (const warning of warningsOf([...new Set([called, file, ...words])], realDbPath))
+      for (const warning of warningsOf([file, ...words], realDbPath))
         context.terminal.note(`warning: ${warning}`);
     });
 }
@@ -50,7 +50,7 @@ function calledPath(file: string, searchPath = ''): string {
   const called = commandPath({ command: [process.argv0], directory: '.', environment });
   if (called === undefined || realPath(called) !== realPath(file)) return file;
   const path = absolutePath(called);
-  return path === resolve(path) && !HIDDEN.some(([, form]) => form.test(path)) ? path : file;
+  return path === resolve(path) && hidersOf(path).length === 0 ? path : file;
 }
 
 /** Quotes do not hold a line end: what comes after it would be a setting. */
@@ -77,9 +77,11 @@ function warningsOf(programs: readonly string[], dbPath: string): string[] {
 }
 
 function warningsOfOne(path: string, advice: string): string[] {
-  return HIDDEN.filter(([, form]) => form.test(path)).map(
-    ([setting]) => `${setting} hides ${printable(path)} from the unit: ${advice}`,
-  );
+  return hidersOf(path).map((setting) => `${setting} hides ${printable(path)} from the unit: ${advice}`);
+}
+
+function hidersOf(path: string): string[] {
+  return HIDDEN.filter(([, form]) => form.test(path)).map(([setting]) => setting);
 }
 
 function unitText(user: string, program: readonly string[], dbPath: string, realDbPath: string): string {
