@@ -1,8 +1,6 @@
 import { once } from 'node:events';
-import { readFileSync } from 'node:fs';
 import { createSecureServer } from 'node:http2';
 import { type AddressInfo, createServer, type Socket } from 'node:net';
-import { join } from 'node:path';
 import { PassThrough, type Writable } from 'node:stream';
 import t from 'tap';
 import { type ApiClient, type ApiOptions, createApiClient, TIMEOUTS } from '../../src/cli/api-client.ts';
@@ -13,7 +11,16 @@ import type { DeploymentId, ProjectId } from '../../src/domain.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
 import { QUEUED } from '../helpers/deploy-client.ts';
 import { fakeEffects, hurried } from '../helpers/effects.ts';
-import { type Answer, held, type Receiver, silence, startReceiver, status } from '../helpers/receiver.ts';
+import {
+  type Answer,
+  CA_PEM,
+  held,
+  type Receiver,
+  silence,
+  startReceiver,
+  status,
+  tlsFixture,
+} from '../helpers/receiver.ts';
 
 t.test('a call still under way when the client is closed fails as unavailable', async (t) => {
   const service = await startReceiver(t, { answers: [silence()] });
@@ -221,7 +228,7 @@ t.test('what gets no answer is sent again over another connection, though HTTP/2
   await once(server, 'listening');
   const { port } = server.address() as AddressInfo;
   const timeouts = { ...TIMEOUTS, answerMs: 200 };
-  const options = { caPem: String(tlsFixture('ca.pem')), retryForMs: 600_000, timeouts };
+  const options = { caPem: CA_PEM, retryForMs: 600_000, timeouts };
   const client = clientOf({ url: `https://localhost:${port}` }, hurried(fakeEffects()), options);
   t.match(await client.call({ method: 'GET', path: '/' }), { ok: true });
   await client.close();
@@ -267,10 +274,6 @@ t.test('a page in place of a stream is not read to its end, which may never come
   await closed.promise;
   await client.close();
 });
-
-function tlsFixture(name: string): Buffer {
-  return readFileSync(join(import.meta.dirname, '../fixtures/tls', name));
-}
 
 function clientOf(
   service: Pick<Receiver, 'url'>,

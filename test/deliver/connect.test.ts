@@ -1,5 +1,4 @@
 import { execFileSync, spawn } from 'node:child_process';
-import { readFileSync } from 'node:fs';
 import {
   type AddressInfo,
   createServer as createTcpServer,
@@ -15,7 +14,7 @@ import { cidr } from '../helpers/cidr.ts';
 import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { ifHas } from '../helpers/programs.ts';
-import { CA_PEM, hangUp, startReceiver, status } from '../helpers/receiver.ts';
+import { CA_PEM, hangUp, startReceiver, status, tlsFixture } from '../helpers/receiver.ts';
 
 const OTHER_PEM = tlsFixture('self-signed.pem');
 const LOCALHOST = { cert: tlsFixture('localhost.pem'), key: tlsFixture('localhost.key') };
@@ -471,8 +470,4 @@ function exchange(
       null,
     );
   });
-}
-
-function tlsFixture(name: string): string {
-  return readFileSync(`${import.meta.dirname}/../fixtures/tls/${name}`, 'utf8');
 }

@@ -54,7 +54,7 @@ interface ReceiverOptions {
 }
 
 /** The authority that signed `localhost`, `wrong-host` and `expired`. */
-export const CA_PEM = fixture('ca.pem');
+export const CA_PEM = tlsFixture('ca.pem');
 
 /** A real receiver on a free port, closed with the test. Answers 200 unless told otherwise. */
 export async function startReceiver(t: Test, options: ReceiverOptions = {}): Promise<Receiver> {
@@ -69,7 +69,7 @@ export async function startReceiver(t: Test, options: ReceiverOptions = {}): Pro
   let whenDeserted: (() => void)[] = [];
 
   const server = tls
-    ? createTlsServer({ cert: fixture(`${tls}.pem`), key: fixture(`${tls}.key`) }, receive)
+    ? createTlsServer({ cert: tlsFixture(`${tls}.pem`), key: tlsFixture(`${tls}.key`) }, receive)
     : createServer(receive);
   server.on(tls ? 'secureConnection' : 'connection', (socket: Socket) => {
     accepted += 1;
@@ -151,7 +151,8 @@ async function readWhole(
   };
 }
 
-function fixture(name: string): string {
+/** A file of test/fixtures/tls. */
+export function tlsFixture(name: string): string {
   return readFileSync(`${import.meta.dirname}/../fixtures/tls/${name}`, 'utf8');
 }
 

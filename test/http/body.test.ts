@@ -1,5 +1,4 @@
 import { once } from 'node:events';
-import { readFileSync } from 'node:fs';
 import type { IncomingMessage } from 'node:http';
 import type { Socket } from 'node:net';
 import { setImmediate as nextTurn } from 'node:timers/promises';
@@ -12,6 +11,7 @@ import { collectGarbage } from '../../src/memory.ts';
 import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { connectRaw, parseResponses, rawRequest, startHttp } from '../helpers/http.ts';
+import { tlsFixture } from '../helpers/receiver.ts';
 
 const JSON_TYPE = 'Content-Type: application/json\r\n';
 
@@ -573,8 +573,8 @@ t.test('a body in very many tiny records of TLS is refused, and not read without
 });
 
 const LOCALHOST = {
-  chain: readFileSync(`${import.meta.dirname}/../fixtures/tls/localhost.pem`, 'utf8'),
-  key: readFileSync(`${import.meta.dirname}/../fixtures/tls/localhost.key`, 'utf8'),
+  chain: tlsFixture('localhost.pem'),
+  key: tlsFixture('localhost.key'),
 };
 
 /** Posts a JSON string of `count` bytes, each in a record of its own: the next is written when the last has been. */

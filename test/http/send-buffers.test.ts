@@ -1,5 +1,4 @@
 import { once } from 'node:events';
-import { readFileSync } from 'node:fs';
 import { IncomingMessage, ServerResponse } from 'node:http';
 import { Socket } from 'node:net';
 import { setImmediate as nextTurn } from 'node:timers/promises';
@@ -24,6 +23,7 @@ import {
   rawRequest,
   startHttp,
 } from '../helpers/http.ts';
+import { tlsFixture } from '../helpers/receiver.ts';
 
 /** More than the kernel buffers for a client that reads nothing. */
 const LARGE_BYTES = 32 * 1024 * 1024;
@@ -32,8 +32,8 @@ const LARGE_BYTES = 32 * 1024 * 1024;
 const PAGE_BYTES = 1024 * 1024;
 
 const LOCALHOST = {
-  chain: readFileSync(`${import.meta.dirname}/../fixtures/tls/localhost.pem`, 'utf8'),
-  key: readFileSync(`${import.meta.dirname}/../fixtures/tls/localhost.key`, 'utf8'),
+  chain: tlsFixture('localhost.pem'),
+  key: tlsFixture('localhost.key'),
 };
 
 const large: Plugin<void> = {

@@ -1,5 +1,4 @@
 import { once } from 'node:events';
-import { readFileSync } from 'node:fs';
 import { request as tlsRequest } from 'node:https';
 import { Readable } from 'node:stream';
 import type { Plugin } from '@hapi/hapi';
@@ -22,6 +21,7 @@ import {
 } from '../helpers/http.ts';
 import { limitOpenFiles } from '../helpers/limits.ts';
 import { ifHas } from '../helpers/programs.ts';
+import { CA_PEM, tlsFixture } from '../helpers/receiver.ts';
 import { type TestStore, testStore } from '../helpers/store.ts';
 
 /** One route that is subject to every check, and records what reached it. */
@@ -531,16 +531,15 @@ t.test(
 );
 
 t.test('requests are served over TLS', async (t) => {
-  const fixture = (name: string) => readFileSync(new URL(`../fixtures/tls/${name}`, import.meta.url), 'utf8');
   const { port } = await startHttp(t, {
     resources: () => [resource().plugin],
-    tls: { chain: fixture('localhost.pem'), key: fixture('localhost.key') },
+    tls: { chain: tlsFixture('localhost.pem'), key: tlsFixture('localhost.key') },
   });
   const request = tlsRequest({
     port,
     host: 'localhost',
     path: '/open',
-    ca: fixture('ca.pem'),
+    ca: CA_PEM,
     agent: false,
   }).end();
   const [response] = await once(request, 'response');
