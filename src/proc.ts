@@ -57,6 +57,12 @@ export function processIds(): number[] {
     .filter(Number.isInteger);
 }
 
+/** The id that was given out last, to a process or a thread: the fifth field of /proc/loadavg, proc_loadavg(5). */
+export function newestId(): number | undefined {
+  const fields = readProc('/proc/loadavg')?.trim().split(' ');
+  return fields && Number(fields[4]);
+}
+
 /** The ids of a process's threads; none when it is gone or another user's. */
 export function threadIds(processId: number): string[] {
   return unlessGone(() => readdirSync(`/proc/${processId}/task`)) ?? [];

@@ -52,8 +52,10 @@ export function readStat(processId: number): ProcessStat | undefined {
   if (text === undefined) return undefined;
   // The second field is the name in parentheses, which may itself hold spaces and parentheses.
   const nameEnd = text.lastIndexOf(')');
-  const fields = text.slice(nameEnd + 2).split(' ', 20);
+  const fields = text.slice(nameEnd + 2).split(' ', 36);
   const number = (field: number) => Number(fields[field - 3]);
+  // The signal that its parent gets at its end. A thread has none, but is looked up by its id as a process is.
+  if (number(38) === -1) return undefined;
   return {
     processId,
     name: text.slice(text.indexOf('(') + 1, nameEnd),

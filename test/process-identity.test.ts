@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import type { Readable, Writable } from 'node:stream';
 import t from 'tap';
 import { bootId } from '../src/boot-id.ts';
+import { threadIds } from '../src/proc.ts';
 import { isAlive, processIdentity } from '../src/process-identity.ts';
 import { stateOf, until } from './helpers/commands.ts';
 import { startProcess } from './helpers/marked-processes.ts';
@@ -41,6 +42,15 @@ t.test('a zombie has exited', async (t) => {
   const identity = processIdentity(processId);
   t.ok(identity);
   t.notOk(identity && isAlive(identity));
+});
+
+t.test('a thread is no process, though it has an id of the same kind', async (t) => {
+  const ids = threadIds(process.pid).map(Number);
+  t.ok(ids.length > 1);
+  t.strictSame(
+    ids.filter((id) => processIdentity(id) !== undefined),
+    [process.pid],
+  );
 });
 
 t.test('a program may have any name, such as one with parentheses', async (t) => {

@@ -1,6 +1,6 @@
 import { bootId } from '../boot-id.ts';
 import { delay, type Effects } from '../effects.ts';
-import { readProc, retryOnShortage } from '../proc.ts';
+import { newestId, readProc, retryOnShortage } from '../proc.ts';
 import {
   identityOf,
   isAlive,
@@ -187,14 +187,14 @@ function membersOf({ deploymentId, leader, ownsId }: ProcessTree, effects: Effec
 
   async function areGone(onFound?: (stat: ProcessStat) => void): Promise<boolean> {
     const startedAtMs = effects.monotonicMs();
-    let newest = newestProcessId();
+    let newest = newestId();
     let quiet = 0;
     for (let empty = 1; ; empty++) {
       if ((await find(onFound)).length > 0) return false;
       // A pass misses only processes that were forked during it, or were just being forked when it began: the second
       // pass in a row without a fork misses none.
       const newestBefore = newest;
-      newest = newestProcessId();
+      newest = newestId();
       quiet = newest === newestBefore ? quiet + 1 : 0;
       if (quiet === 2) return true;
       if (empty >= EMPTY_PASSES && effects.monotonicMs() - startedAtMs >= EMPTY_FOR_MS)
@@ -284,11 +284,6 @@ function terminate(target: number): void {
   signal(target, 'SIGTERM');
   // A stopped process acts on SIGTERM only when it is continued.
   signal(target, 'SIGCONT');
-}
-
-/** The process id that was given out last: the fifth field of /proc/loadavg, proc_loadavg(5). */
-function newestProcessId(): string | undefined {
-  return readProc('/proc/loadavg')?.trim().split(' ').at(-1);
 }
 
 function keyOf(stat: ProcessStat): string {

@@ -1,6 +1,6 @@
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { realEffects } from '../effects.ts';
-import { childrenOfMainThread, processIds, readEnvironment, readProc, threadIds } from '../proc.ts';
+import { childrenOfMainThread, newestId, processIds, readEnvironment, readProc, threadIds } from '../proc.ts';
 import {
   hasExited,
   identityOf,
@@ -75,8 +75,8 @@ async function passFor(visits: readonly Visit[]): Promise<void> {
   // processes only one pass in a hundred meets it.
   await visitEach(childrenOfMainThread());
   for (let list = 0; list < LISTS; list++) {
-    const others = processIds().filter((processId) => !visited.has(processId));
-    await visitEach(others.sort((one, other) => other - one));
+    await visitEach(youngestIds());
+    await visitEach(processIds().sort((one, other) => other - one));
     await nextTurn();
   }
 
@@ -87,13 +87,15 @@ async function passFor(visits: readonly Visit[]): Promise<void> {
   async function visitEach(ids: readonly number[]): Promise<void> {
     let beganAtMs = realEffects.monotonicMs();
     for (const processId of ids) {
+      if (visited.has(processId)) continue;
       if (realEffects.monotonicMs() - beganAtMs >= TURN_MAX_MS) {
         await nextTurn();
         beganAtMs = realEffects.monotonicMs();
       }
-      visited.add(processId);
       const stat = readStat(processId);
-      if (stat === undefined || hasExited(stat) || isKernelThread(stat)) continue;
+      if (stat === undefined) continue;
+      visited.add(processId);
+      if (hasExited(stat) || isKernelThread(stat)) continue;
       const marker = once(() => markerOf(stat));
       for (const visit of visits) visit(stat, marker);
     }
@@ -106,6 +108,16 @@ async function passFor(visits: readonly Visit[]): Promise<void> {
  * a pass with one list rarely meets, outlived all passes that `areGone` of process-tree.ts waits for.
  */
 const LISTS = 8;
+
+/**
+ * The ids beside the one that was given out last, those of threads and of nobody among them. /proc is listed from the
+ * lowest id: where ids had begun again from there, a chain that forks every millisecond was gone by the end of a list of
+ * 2,500 processes, and half of the passes missed it. None of 80 did once these were looked at first.
+ */
+function youngestIds(): number[] {
+  const newest = newestId() ?? 0;
+  return Array.from({ length: 8 }, (_, index) => newest + 2 - index);
+}
 
 function once<Value>(read: () => Value): () => Value {
   let result: { value: Value } | undefined;
