@@ -130,6 +130,9 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
     proxyTls: tls,
     // As options of the agent they would not hold for plain HTTP through a proxy.
     factory: (origin, poolOptions) => new Pool(origin, { ...limits, ...poolOptions }),
+    // To give up a try does not end the CONNECT that it waits for, and the next try would wait for the same one.
+    clientFactory: (proxy, poolOptions) =>
+      new Pool(proxy, { headersTimeout: timeouts.answerMs, ...poolOptions }),
   });
   const watched = watchConnections(proxies);
   const patience = () => createPatience(options.retryForMs, context);

@@ -1,6 +1,7 @@
 import { once } from 'node:events';
+import { createServer as createHttpServer } from 'node:http';
 import { createSecureServer } from 'node:http2';
-import { type AddressInfo, createServer, type Socket } from 'node:net';
+import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { PassThrough, type Writable } from 'node:stream';
 import t from 'tap';
 import { type ApiClient, type ApiOptions, createApiClient, TIMEOUTS } from '../../src/cli/api-client.ts';
@@ -190,6 +191,34 @@ t.test('a proxy that makes no connection is given up like a service that does no
   const service = { url: 'https://davit.invalid' };
   const client = clientOf(service, realEffects, { retryForMs: 0, timeouts }, undefined, environment);
   await t.rejects(client.call({ method: 'GET', path: '/' }), { message: /does not answer, and --retry-for/ });
+  await client.close();
+});
+
+t.test('what a proxy makes no connection for is asked for again over another one', async (t) => {
+  const service = await startReceiver(t, {
+    tls: 'localhost',
+    answers: [status(200, { body: JSON.stringify(QUEUED) })],
+  });
+  let asked = 0;
+  const proxy = createHttpServer().on('connect', (_request, client) => {
+    asked += 1;
+    t.teardown(() => client.destroy());
+    if (asked === 1) return;
+    const tunnel = connect(service.port, '127.0.0.1', () => {
+      client.write('HTTP/1.1 200 OK\r\n\r\n');
+      tunnel.pipe(client).pipe(tunnel);
+    });
+    for (const end of [tunnel, client]) end.on('error', () => undefined);
+  });
+  proxy.listen(0, '127.0.0.1');
+  await once(proxy, 'listening');
+  t.teardown(() => proxy.close());
+  const { port } = proxy.address() as AddressInfo;
+  const options = { caPem: CA_PEM, retryForMs: 600_000, timeouts: { ...TIMEOUTS, answerMs: 200 } };
+  const environment = { HTTPS_PROXY: `http://127.0.0.1:${port}` };
+  const there = { url: service.url.replace('127.0.0.1', 'localhost') };
+  const client = clientOf(there, hurried(fakeEffects()), options, undefined, environment);
+  t.match(await client.call({ method: 'GET', path: '/' }), { ok: true });
   await client.close();
 });
 
