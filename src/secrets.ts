@@ -44,7 +44,7 @@ export function isSigningSecret(text: string): boolean {
 export function withoutSecrets(text: string): string {
   return text
     .replaceAll(/(davit_)[0-9A-Za-z]{20,}|(whsec_)[0-9A-Za-z+/]{20,}=*/g, '$1$2…')
-    .replaceAll(/:\/\/[^\s/@]+@/g, '://…@');
+    .replaceAll(/:\/\/[^\s/]+@/g, '://…@');
 }
 
 function checksum(body: string): string {

@@ -62,8 +62,8 @@ t.test('secrets are taken out of a text wherever they stand, and nothing else', 
   t.equal(withoutSecrets(`${secret}: x${secret},${signing}!`), 'davit_…: xdavit_…,whsec_…!');
   t.equal(withoutSecrets(signing.replace('=', '')), 'whsec_…', 'also one that is cut off');
   t.equal(
-    withoutSecrets('http://me:p%20w@a.example, https://token@b.example/x'),
-    'http://…@a.example, https://…@b.example/x',
+    withoutSecrets('http://me:p%20w@a.example, https://token@b.example/x, http://me:p@ss@c.example'),
+    'http://…@a.example, https://…@b.example/x, http://…@c.example',
   );
   for (const text of [
     'davit_deployments_total',
