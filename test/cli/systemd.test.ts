@@ -247,13 +247,17 @@ function startListening(t: Test, NOTIFY_SOCKET: string) {
 
 t.test('systemd is told when serve is ready and when it stops', async (t) => {
   const { directory } = place(t);
-  for (const name of [join(directory, 'notify'), `@davit-test-${process.pid}`]) {
-    const { NOTIFY_SOCKET, next } = startListening(t, name);
-    const service = await serveWithLog(t, directory, { env: { NOTIFY_SOCKET, PATH: '/nowhere' } });
-    t.equal(await next(), 'READY=1');
-    t.equal(await service.stop(), 0);
-    t.equal(await next(), 'STOPPING=1');
-  }
+  const { NOTIFY_SOCKET, next } = startListening(t, join(directory, 'notify'));
+  const service = await serveWithLog(t, directory, { env: { NOTIFY_SOCKET, PATH: '/nowhere' } });
+  t.equal(await next(), 'READY=1');
+  t.equal(await service.stop(), 0);
+  t.equal(await next(), 'STOPPING=1');
+});
+
+t.test('systemd is told also if its socket has an abstract name', async (t) => {
+  const { NOTIFY_SOCKET, next } = startListening(t, `@davit-test-${process.pid}`);
+  await createNotifier({ environment: { NOTIFY_SOCKET }, effects: realEffects }, t.fail)('READY=1');
+  t.equal(await next(), 'READY=1');
 });
 
 t.test('systemd is told once there is room in the queue of its socket', async (t) => {
@@ -302,15 +306,19 @@ t.test('systemd is asked for more time during a migration', async (t) => {
 
 t.test('if systemd cannot be told, serve logs why and goes on', async (t) => {
   const { directory } = place(t);
+  const missing = join(directory, 'missing');
+  const service = await serveWithLog(t, directory, { env: { NOTIFY_SOCKET: missing } });
+  const { level, msg } = await service.logged(/READY/);
+  t.strictSame([level, msg], ['warn', 'systemd was not told READY=1: ENOENT']);
+  t.equal(await service.stop(), 0);
   for (const [NOTIFY_SOCKET, problem] of [
-    [join(directory, 'missing'), 'ENOENT'],
     [`@davit-test-${process.pid}-missing`, 'ECONNREFUSED'],
     [`/${'x'.repeat(200)}`, 'NOTIFY_SOCKET is not the address of a Unix socket'],
     ['vsock:2:1', 'NOTIFY_SOCKET is not the address of a Unix socket'],
   ] as const) {
-    const service = await serveWithLog(t, directory, { env: { NOTIFY_SOCKET } });
-    const { level, msg } = await service.logged(/READY/);
-    t.strictSame([level, msg], ['warn', `systemd was not told READY=1: ${problem}`]);
-    t.equal(await service.stop(), 0);
+    const problems: string[] = [];
+    const warn = (text: string) => void problems.push(text);
+    await createNotifier({ environment: { NOTIFY_SOCKET }, effects: realEffects }, warn)('READY=1');
+    t.strictSame(problems, [`systemd was not told READY=1: ${problem}`]);
   }
 });
