@@ -127,8 +127,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
 
   async function deliver(lane: Lane, delivery: DueDelivery, secrets: readonly string[]): Promise<void> {
     const atMs = now();
-    // The result is dated from this time on, also if the clock is set meanwhile.
-    const neverPassedMs = neverPassedUntil(atMs);
+    const beganMs = effects.monotonicMs();
     const slot = lanes.begin(lane, delivery.seq, atMs);
     metrics?.began(delivery, lane.failures > 0, atMs);
     let isWithdrawn = false;
@@ -156,7 +155,9 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     // It does not count as an attempt, and is made again at the next start, or by a claim if it was withdrawn.
     if (stopped) return;
 
-    const settlement = settlementOf(delivery, { atMs, neverPassedMs }, outcome);
+    // By the clock as it is now, which may have been set meanwhile: what was settled before is dated so, too.
+    const endedAtMs = Math.round(now() - (effects.monotonicMs() - beganMs - outcome.durationMs));
+    const settlement = settlementOf(delivery, { atMs, endedAtMs }, outcome);
     logAttempt(settlement, delivery);
     // This retries while the disk is full. Any other failure is a bug, and then the delivery stays under way, so that it
     // is not sent over and over.
@@ -195,7 +196,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   /** What an attempt means for the delivery and for its webhook. */
   function settlementOf(
     delivery: DueDelivery,
-    { atMs, neverPassedMs }: { atMs: number } & Pick<Settlement, 'neverPassedMs'>,
+    { atMs, endedAtMs }: { atMs: number; endedAtMs: number },
     outcome: SendOutcome,
   ): Settlement {
     const ladderAttempts = delivery.ladder_attempts + 1;
@@ -221,19 +222,16 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
         responseBody,
         trigger: delivery.ladder_trigger,
       },
+      endedAtMs,
       next: nextOf(outcome, ladderAttempts, ladderStartedAtMs),
       attemptCount: delivery.attempt_count + 1,
       ladderAttempts,
       ladderStartedAtMs,
-      neverPassedMs,
+      neverPassedMs: {
+        inFiveDays: skippedMs(clockHistory.recent(DISABLE_AFTER_FAILING_MS, endedAtMs)),
+        inThreeDays: skippedMs(clockHistory.recent(FAILING_RESTARTS_AFTER_MS, endedAtMs)),
+      },
       disableReason: isGone(outcome) ? 'the receiver answered 410 Gone' : null,
-    };
-  }
-
-  function neverPassedUntil(nowMs: number): Settlement['neverPassedMs'] {
-    return {
-      inFiveDays: skippedMs(clockHistory.recent(DISABLE_AFTER_FAILING_MS, nowMs)),
-      inThreeDays: skippedMs(clockHistory.recent(FAILING_RESTARTS_AFTER_MS, nowMs)),
     };
   }
 

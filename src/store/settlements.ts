@@ -33,6 +33,8 @@ export interface Settlement {
     responseBody: string | null;
     trigger: Exclude<AttemptTrigger, 'ping'>;
   };
+  /** By the clock as it is when this is settled, which may have been set since the attempt began. */
+  endedAtMs: number;
   next: { kind: 'delivered' } | { kind: 'retry'; atMs: number } | { kind: 'exhausted' };
   /** Attempts of the delivery in all, including this one. */
   attemptCount: number;
@@ -166,8 +168,7 @@ export function settlementWrites({ database, effects, changed }: WriteContext) {
      * gone.
      */
     settle(settlement: Settlement): Settled | SettledAndDisabled {
-      const { seq, webhookId, url, enabledAtMs, attempt, attemptCount, next } = settlement;
-      const atMs = attempt.atMs + attempt.durationMs;
+      const { seq, webhookId, url, enabledAtMs, attempt, endedAtMs: atMs, attemptCount, next } = settlement;
       const settled = settleDelivery(settlement, atMs);
       if (settled === 'gone') return settled;
       insertAttempt.run({ seq, ...attempt });

@@ -1020,6 +1020,52 @@ t.test('a clock that was ahead and is put right during an attempt disables no we
   t.match(store.reads.webhooks.get(id), { status: 'enabled', consecutive_failures: 3 });
 });
 
+t.test(
+  'a clock that is set back and put right during an attempt disables no webhook by another one',
+  async (t) => {
+    const { store, effects, dispatcher, receiver, id, failAfter } = await failingAtOnce(t);
+    await failAfter(0);
+    receiver.answerWith(status(200));
+    await failAfter(0.1);
+    for (let count = 0; count < 2; count++) await receiver.next();
+    const [first, second] = [held(status(500)), held(status(500))];
+    receiver.answerWith(first.answer, second.answer);
+    for (const days of [0, -6]) {
+      effects.jump(days * DAY_MS);
+      await newDeliveries(store, id, 1);
+      await dispatcher.tick();
+      await receiver.next();
+    }
+    effects.jump(6 * DAY_MS);
+    const secondIsSettled = new Promise<void>((resolve) => {
+      store.writer.onCommit((changes) => changes.has('settled') && resolve());
+    });
+    second.release();
+    await secondIsSettled;
+    first.release();
+    await dispatcher.settled();
+    t.match(store.reads.webhooks.get(id), { status: 'enabled', consecutive_failures: 2 });
+  },
+);
+
+t.test('a success ends a row of failures also if the clock is put right meanwhile', async (t) => {
+  const { store, effects, dispatcher, receiver, id, failAfter } = await failingAtOnce(t);
+  await failAfter(0);
+  await receiver.next();
+  effects.jump(-DAY_MS);
+  for (let looks = 0; looks < 2; looks++) await deliverDue(dispatcher, effects);
+  effects.advance(1_000);
+  const success = held(status(200));
+  receiver.answerWith(success.answer);
+  await newDeliveries(store, id, 1);
+  await dispatcher.tick();
+  await receiver.next();
+  effects.jump(DAY_MS);
+  success.release();
+  await dispatcher.settled();
+  t.match(store.reads.webhooks.get(id), { consecutive_failures: 0 });
+});
+
 /** A webhook whose deliveries fail once each, without a retry. */
 async function failingAtOnce(t: Test) {
   const effects = fakeEffects();

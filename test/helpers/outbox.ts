@@ -48,6 +48,7 @@ export function settlementOf(
       trigger: due.ladder_trigger,
       ...attempt,
     },
+    endedAtMs: atMs + (attempt.durationMs ?? 12),
     next,
     attemptCount: due.attempt_count + 1,
     ladderAttempts: due.ladder_attempts + 1,
