@@ -185,11 +185,13 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
           // Of a visible webhook not before a stored answer was looked for: a repeat gets it also after the clock was set
           // back.
           if (isToCome && webhook === undefined) throw sinceToCome();
+          // Read now, as what succeeds while a stored answer is looked for is not sent again.
+          const latest = webhook && reads.replays.latest(webhook.id);
           const plan =
             webhook &&
             (async () => {
               if (isToCome) throw sinceToCome();
-              return reads.replays.plan(webhook, wanted);
+              return reads.replays.plan(webhook, wanted, latest);
             });
           return answers.writePlanned(request, h, 'replays.create', plan);
         },

@@ -119,15 +119,16 @@ export function replayReads(database: Database, { inSpareTurn = inSpareTurnOfThr
   return {
     /**
      * The input of `replays.create` for the deliveries of a webhook that were created from `sinceMs` to `untilMs` and,
-     * unless `status` is null, are shown with that status now. Counts them unless the webhook or its key has too many
-     * replays.
+     * unless `status` is null, are shown with that status now. `latest`: what there was when it was requested. Counts
+     * them unless the webhook or its key has too many replays.
      */
     async plan(
       webhook: Webhook,
       { sinceMs, untilMs, status }: { sinceMs: number; untilMs: number; status: DeliveryStatus | null },
+      latest = latestOf(webhook.id),
     ): Promise<NewReplay> {
       const [storedStatus = null] = status === null ? [] : storedStatuses([status], webhook.status);
-      const selection = { webhookId: webhook.id, sinceMs, untilMs, storedStatus, ...latestOf(webhook.id) };
+      const selection = { webhookId: webhook.id, sinceMs, untilMs, storedStatus, ...latest };
       const fitsNothing = status !== null && storedStatus === null;
       return { ...selection, status, count: fitsNothing ? 0 : await countUnlessTooMany(selection) };
     },

@@ -581,6 +581,26 @@ t.test('a repeat of a replay gets the stored answer also after the clock was set
   t.equal(store.query('SELECT * FROM replays').length, 1);
 });
 
+t.test('what succeeds while the answer to an earlier replay is looked for is not sent again', async (t) => {
+  const { http, store, keys, deliver } = await service(t);
+  const receiver = await startReceiver(t);
+  const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
+  await newDeliveries(store, id, 1);
+  const { write } = store.writer;
+  t.intercept(store.writer, 'write', {
+    value: async (...[name, input]: Parameters<typeof write>) => {
+      if (name === 'idempotency.recall') await deliver();
+      return write(name, input);
+    },
+  });
+  const path = `/v2/webhooks/${id}/replay`;
+  const asked = await call(http, 'POST', path, keys.owner.secret, { since: SINCE }, 'once');
+  t.match(asked, { status: 202, body: { count: 1 } });
+  t.equal(receiver.requests.length, 1);
+  await deliver();
+  t.equal(receiver.requests.length, 1);
+});
+
 t.test('repeats of a replay that is being counted are no further replays', async (t) => {
   const { http, store, keys } = await service(t);
   const { id } = await newWebhook(store, keys.owner.keyId);
