@@ -82,12 +82,12 @@ export function createCounter(cells: Cells, definition: Definition, labels: Labe
 }
 
 /** A value that goes up and down. */
-export function createGauge(cells: Cells, definition: Definition, labels: Labels = {}): Gauge {
+export function createGauge(cells: Cells, definition: Definition): Gauge {
   const cell = cells.allocate(1);
   return {
     ...definition,
     type: 'gauge',
-    samples: () => [{ suffix: '', labels, value: onlyOf(cell) }],
+    samples: () => [{ suffix: '', labels: {}, value: onlyOf(cell) }],
     set: (value) => void cell.fill(value),
     add: (difference) => addTo(cell, 0, difference),
   };
