@@ -63,7 +63,6 @@ export const ATTEMPTS_MAX = 1_000;
 export const BODIES_SHOWN_MAX = 20;
 
 interface DeliveryRow extends Omit<Delivery, 'status' | 'next_attempt_at' | 'created_at' | 'delivered_at'> {
-  seq: number;
   status: StoredStatus;
   next_attempt_at: number | null;
   created_at: number;
@@ -73,15 +72,12 @@ interface DeliveryRow extends Omit<Delivery, 'status' | 'next_attempt_at' | 'cre
 
 type AttemptRow = Omit<Attempt, 'at'> & { at: number };
 
-const DELIVERY_COLUMNS = `
-  d.seq, d.id, d.event_id, d.event_type, d.webhook_id, d.status, d.attempt_count, d.next_attempt_at,
-  d.created_at, d.delivered_at`;
-
 /** Deliveries, as the key that registered their webhook sees them. */
 export function deliveryReads(database: Database, searching: Searching = {}) {
   const { inTurn = inTurnOfThread } = searching;
   const rows = `
-    SELECT ${DELIVERY_COLUMNS}, w.status AS webhook_status
+    SELECT d.id, d.event_id, d.event_type, d.webhook_id, d.status, d.attempt_count, d.next_attempt_at,
+           d.created_at, d.delivered_at, w.status AS webhook_status
       FROM deliveries d
       JOIN webhooks w ON w.id = d.webhook_id`;
   const one = `${rows} WHERE d.id = +:id AND w.deleted_at IS NULL`;
