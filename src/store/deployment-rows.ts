@@ -31,7 +31,10 @@ export const DEPLOYMENT_COLUMNS = `
 export const DEPLOYMENTS = 'deployments d LEFT JOIN keys k ON k.id = d.created_by_key_id';
 
 /** `queuePosition`: 1 is the next of its project; null unless the deployment waits for the executor. */
-export function toDeployment(row: DeploymentRow, queuePosition: number | null): Deployment {
+export function toDeployment(
+  row: Omit<DeploymentRow, 'seq' | 'reported'>,
+  queuePosition: number | null,
+): Deployment {
   return {
     id: row.id,
     project_id: row.project_id,

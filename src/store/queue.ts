@@ -208,12 +208,11 @@ export function queueWrites(
     const createdAt = effects.now();
     const reportDueAt =
       isReported && project.report_timeout_ms !== null ? createdAt + project.report_timeout_ms : null;
-    const reported = isReported ? 1 : 0;
-    const { lastInsertRowid } = insert.run({
+    insert.run({
       id,
       projectId,
       ref,
-      reported,
+      reported: isReported ? 1 : 0,
       trigger,
       keyId,
       redeployOf,
@@ -226,14 +225,12 @@ export function queueWrites(
     // Not read from the database: that would cost as much as the write.
     return toDeployment(
       {
-        seq: Number(lastInsertRowid),
         id,
         project_id: projectId,
         ref,
         status: 'queued',
         reason: null,
         message: null,
-        reported,
         trigger,
         created_by_key_id: keyId,
         created_by_name: keyName.get(keyId) ?? null,
