@@ -59,7 +59,7 @@ export function createEndings({ gauges }: Pick<Reads, 'gauges'>) {
     if (status === null || finished_at === null) return;
     counterOf(status, reason).add();
     if (started_at === null) return;
-    durations[status as TerminalStatus].observe(Math.max(0, finished_at - started_at) / 1000);
+    durations[status].observe(Math.max(0, finished_at - started_at) / 1000);
   }
 
   function counterOf(status: string, reason: Reason | null): Counter {

@@ -27,7 +27,7 @@ interface UnfinishedDeployments {
 /** An event; if it is terminal, with how its deployment ended. */
 export interface EventEnd {
   seq: number;
-  status: DeploymentStatus | null;
+  status: TerminalStatus | null;
   reason: Reason | null;
   started_at: number | null;
   finished_at: number | null;
