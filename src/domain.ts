@@ -16,7 +16,7 @@ export type RequestId = Branded<'RequestId'>;
 export type Ref = Branded<'Ref'>;
 
 /** Every id is one of these prefixes and an opaque suffix of `[0-9A-Za-z]`. */
-interface IdOfPrefix {
+export interface IdOfPrefix {
   prj: ProjectId;
   dpl: DeploymentId;
   whk: WebhookId;

@@ -1,6 +1,6 @@
 import type { Request } from '@hapi/hapi';
 import Joi from 'joi';
-import { type IdPrefix, parseId } from '../domain.ts';
+import { type IdOfPrefix, type IdPrefix, parseId } from '../domain.ts';
 import { AppError, type ErrorDetail, invalid } from '../errors.ts';
 import { withoutSecrets } from '../secrets.ts';
 import { notFound } from './errors.ts';
@@ -130,10 +130,7 @@ function reasonOf({ type, context = {} }: Joi.ValidationErrorItem, place: ErrorD
  * Parses the id in a path. A malformed one is 404, as an unknown one is. Call this in the handler, after validation, so
  * that both get their 404 at the same stage.
  */
-export function pathId<P extends IdPrefix>(
-  prefix: P,
-  value: string,
-): NonNullable<ReturnType<typeof parseId<P>>> {
+export function pathId<P extends IdPrefix>(prefix: P, value: string): IdOfPrefix[P] {
   const id = parseId(prefix, value);
   if (id === undefined) throw notFound();
   return id;
