@@ -40,19 +40,19 @@ const KEPT_EMPTY = new Set([
   'DAVIT_HEADER', // a delivery without a signature
 ]);
 
-forgetEmptyVariables(process.env);
+forgetEmptyVariables();
 
 /** It has no effect on davit's connections, but Node would warn that it has. */
 delete process.env['NODE_TLS_REJECT_UNAUTHORIZED'];
 
-nameProcess('davit');
+nameProcess();
 
-void main(commandLine);
+void main();
 
 /** An empty variable counts as none: `${X:-}` of Compose and a variable that a CI lacks give such. */
-function forgetEmptyVariables(environment: NodeJS.ProcessEnv): void {
-  for (const [name, value] of Object.entries(environment)) {
-    if (value === '' && name.startsWith('DAVIT_') && !KEPT_EMPTY.has(name)) delete environment[name];
+function forgetEmptyVariables(): void {
+  for (const [name, value] of Object.entries(process.env)) {
+    if (value === '' && name.startsWith('DAVIT_') && !KEPT_EMPTY.has(name)) delete process.env[name];
   }
 }
 
@@ -60,16 +60,16 @@ function forgetEmptyVariables(environment: NodeJS.ProcessEnv): void {
  * The name that top(1), pgrep(1), systemctl(1) and the kernel's messages show, by default `MainThread`. To set
  * process.title would overwrite the arguments.
  */
-function nameProcess(name: string): void {
+function nameProcess(): void {
   try {
-    writeFileSync('/proc/self/comm', name);
+    writeFileSync('/proc/self/comm', 'davit');
   } catch {
     // Without /proc nobody can see the name.
   }
 }
 
-async function main(commandLine: string[]): Promise<void> {
-  const context = contextOf(process, commandLine);
+async function main(): Promise<void> {
+  const context = createContext();
   const exitCode = await runCommandLine(context);
   // A success lets Node exit when nothing is open any more, with the exit code 1 that lost output may have set.
   if (exitCode === 0) return;
@@ -77,39 +77,39 @@ async function main(commandLine: string[]): Promise<void> {
   context.exit(exitCode);
 }
 
-function contextOf(self: NodeJS.Process, commandLine: string[]): CommandContext {
-  const terminal = createTerminal(self, (error) => {
-    self.exitCode = 1;
+function createContext(): CommandContext {
+  const terminal = createTerminal(process, (error) => {
+    process.exitCode = 1;
     terminal.note(`error: the output is lost: ${error.message}`);
   });
   return {
     terminal,
     commandLine,
-    environment: self.env,
+    environment: process.env,
     startEnvironment,
     effects: realEffects,
     onSignal(names, listener) {
       const entries = names.map((name) => ({ name, listen: () => listener(name) }));
-      for (const { name, listen } of entries) self.on(name, listen);
+      for (const { name, listen } of entries) process.on(name, listen);
       return () => {
-        for (const { name, listen } of entries) self.off(name, listen);
+        for (const { name, listen } of entries) process.off(name, listen);
       };
     },
     exit(code) {
-      if (isWaiting(self)) void leave(code);
-      else self.exit(code);
+      if (isWaiting()) void leave(code);
+      else process.exit(code);
     },
     exitWithThreads: (code) => void leave(code),
     leaveDirectory() {
-      self.env['TMPDIR'] = absolutePath(tmpdir());
-      self.chdir('/');
+      process.env['TMPDIR'] = absolutePath(tmpdir());
+      process.chdir('/');
     },
   };
 }
 
 /** Whether libuv's threads run a DNS lookup or a file operation, for which `process.exit` would wait: see exit.ts. */
-function isWaiting(self: NodeJS.Process): boolean {
-  return self.getActiveResourcesInfo().some((name) => /^(?:GetAddrInfoReqWrap|FSReq)/.test(name));
+function isWaiting(): boolean {
+  return process.getActiveResourcesInfo().some((name) => /^(?:GetAddrInfoReqWrap|FSReq)/.test(name));
 }
 
 function leave(code: number): Promise<void> {
