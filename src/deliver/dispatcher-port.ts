@@ -19,7 +19,7 @@ export interface DispatcherThreadData {
   schedule: RetrySchedule;
   log: LogOptions;
   /** Shared memory for its metrics; undefined: there are none. */
-  metricsMemory?: SharedArrayBuffer | undefined;
+  metricsMemory: SharedArrayBuffer | undefined;
 }
 
 export type ToDispatcherThread =
