@@ -22,7 +22,7 @@ const NOTES_MAX = 10;
  * noted. A key may be allowed to read outputs but not logs, so secrets are hidden in values as in logs. A line is left
  * out if its name is a secret, or if a secret reaches from the name into the value.
  */
-export function parseOutputs(bytes: Buffer, secrets: readonly string[] = []): Outputs {
+export function parseOutputs(bytes: Buffer, secrets: readonly string[]): Outputs {
   const outputs = new Map<string, string>();
   const problems: string[] = [];
   const hide = hiderOf(secrets);
@@ -43,7 +43,7 @@ export function parseOutputs(bytes: Buffer, secrets: readonly string[] = []): Ou
  * The same for the file at DEPLOY_OUTPUT. The command may have put anything there: what is not a regular file, links
  * included, is not read, and gives a note. A missing file gives nothing.
  */
-export function readOutputs(path: string, secrets: readonly string[] = []): Outputs {
+export function readOutputs(path: string, secrets: readonly string[]): Outputs {
   try {
     return outputsIn(path, secrets);
   } catch (error) {

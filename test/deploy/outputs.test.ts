@@ -118,6 +118,7 @@ t.test('secrets are masked in output values and refused in names', async (t) => 
 t.test('invalid UTF-8 counts by its bytes', async (t) => {
   const { outputs, notes } = parseOutputs(
     Buffer.concat([Buffer.alloc(30_000, 0xff), Buffer.from('\ngood=1\n')]),
+    [],
   );
   t.strictSame(outputs, { good: '1' });
   t.strictSame(notes, [NOT_UTF8, 'DEPLOY_OUTPUT: line 1 is not name=value']);
@@ -127,10 +128,11 @@ t.test('a character that the limit cuts is no invalid UTF-8', async (t) => {
   const long = `a=1\nb=${'é'.repeat(OUTPUT_FILE_MAX_BYTES)}`;
   for (const text of [long, `-${long}`]) {
     const read = Buffer.from(text).subarray(0, OUTPUT_FILE_MAX_BYTES + 1); // in one of the two it ends within a character
-    t.notOk(parseOutputs(read).notes.includes(NOT_UTF8));
+    t.notOk(parseOutputs(read, []).notes.includes(NOT_UTF8));
   }
   const { outputs, notes } = parseOutputs(
     Buffer.concat([Buffer.from('x=\xff\n', 'latin1'), Buffer.from(long)]),
+    [],
   );
   t.strictSame(outputs, { x: '\ufffd', a: '1' });
   t.strictSame(notes, ['DEPLOY_OUTPUT: it is longer than 65536 bytes: the rest was not read', NOT_UTF8]);
@@ -146,25 +148,28 @@ t.test('the outputs of a file', async (t) => {
   execFileSync('mkfifo', [path('pipe')]);
 
   const descriptors = readdirSync('/proc/self/fd').length;
-  t.strictSame(readOutputs(path('plain')), { outputs: { a: '1', b: '\ufffd' }, notes: [NOT_UTF8] });
-  t.match(readOutputs(path('long')), { outputs: { a: '1' }, notes: [/longer than 65536 bytes/] });
-  t.strictSame(readOutputs(path('missing')), { outputs: {}, notes: [] });
-  t.strictSame(readOutputs(path('link')), {
+  t.strictSame(readOutputs(path('plain'), []), { outputs: { a: '1', b: '\ufffd' }, notes: [NOT_UTF8] });
+  t.match(readOutputs(path('long'), []), { outputs: { a: '1' }, notes: [/longer than 65536 bytes/] });
+  t.strictSame(readOutputs(path('missing'), []), { outputs: {}, notes: [] });
+  t.strictSame(readOutputs(path('link'), []), {
     outputs: {},
     notes: ['DEPLOY_OUTPUT: it could not be read: ELOOP'],
   });
-  t.strictSame(readOutputs(path('directory')), {
+  t.strictSame(readOutputs(path('directory'), []), {
     outputs: {},
     notes: ['DEPLOY_OUTPUT: it is not a plain file'],
   });
-  t.strictSame(readOutputs(path('pipe')), { outputs: {}, notes: ['DEPLOY_OUTPUT: it is not a plain file'] });
+  t.strictSame(readOutputs(path('pipe'), []), {
+    outputs: {},
+    notes: ['DEPLOY_OUTPUT: it is not a plain file'],
+  });
   const { readSync: read } = fs;
   fs.readSync = () => {
     throw Object.assign(new Error('the disk'), { code: 'EIO' });
   };
   syncBuiltinESMExports();
   try {
-    t.strictSame(readOutputs(path('plain')), {
+    t.strictSame(readOutputs(path('plain'), []), {
       outputs: {},
       notes: ['DEPLOY_OUTPUT: it could not be read: EIO'],
     });
@@ -176,7 +181,7 @@ t.test('the outputs of a file', async (t) => {
 });
 
 function outputsOf(text: string): Outputs {
-  return parseOutputs(Buffer.from(text));
+  return parseOutputs(Buffer.from(text), []);
 }
 
 /** What it takes to read outputs beside a secret. */

@@ -549,7 +549,7 @@ t.test('of 10,000 outputs 100 are kept, with at most 11 notes', async (t) => {
     environment: { PATH, DEPLOY_OUTPUT: file },
   });
   t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
-  const { outputs, notes } = readOutputs(file);
+  const { outputs, notes } = readOutputs(file, []);
   t.equal(Object.keys(outputs).length, 100);
   t.equal(outputs['name_99'], 'value 99');
   t.ok(notes.length <= 11);
