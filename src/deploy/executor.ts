@@ -10,7 +10,7 @@ import { writePersistently } from '../store/writer.ts';
 import { baseEnvironment, commandEnvironment } from './environment.ts';
 import { createLogKeeper, type LogKeeper } from './log.ts';
 import { endOf, type Outcome } from './outcome.ts';
-import { type Outputs, readOutputs } from './outputs.ts';
+import { readOutputs } from './outputs.ts';
 import { type Run, type RunOutcome, run, type StopRequest } from './run.ts';
 import { notStarted, type Spawner } from './spawner.ts';
 import type { Workspace, Workspaces } from './workspace.ts';
@@ -52,7 +52,7 @@ const TRY_AGAIN_EVERY_MS = 1_000;
 
 interface RunResult<End = Outcome> {
   outcome: End;
-  outputs: Outputs['outputs'];
+  outputs: Record<string, string>;
 }
 
 /**

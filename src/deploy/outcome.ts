@@ -1,6 +1,5 @@
 import type { DeploymentId } from '../domain.ts';
 import { type DeploymentEnd, PROJECT_ARCHIVED } from '../store/transitions.ts';
-import type { Outputs } from './outputs.ts';
 import type { RunOutcome } from './run.ts';
 import type { Shortage } from './spawner.ts';
 
@@ -11,7 +10,7 @@ export type Outcome =
   | { kind: 'neverStarted' | 'archived' };
 
 /** The end that is recorded for the outcome of a deployment. */
-export function endOf(id: DeploymentId, outcome: Outcome, outputs: Outputs['outputs']): DeploymentEnd {
+export function endOf(id: DeploymentId, outcome: Outcome, outputs: Record<string, string>): DeploymentEnd {
   const none = { id, message: null, exitCode: null, signal: null, outputs };
   switch (outcome.kind) {
     case 'exited':
