@@ -1,6 +1,8 @@
 import type { EventType } from '../domain.ts';
-import type { ErrorCode, ErrorDetail } from '../errors.ts';
+import { type ErrorCode, type ErrorDetail, wrongKey } from '../errors.ts';
+import { keyReused } from '../store/idempotency.ts';
 import { endedAlready } from '../store/transitions.ts';
+import { notFound } from './errors.ts';
 import { idJsonSchema } from './json-schema.ts';
 import type { Header } from './openapi-types.ts';
 
@@ -115,7 +117,7 @@ export const ROUTE_ERRORS: Record<RouteError, ErrorText> = {
   },
   unauthorized: {
     when: 'The key is missing, malformed, wrong, expired or revoked.',
-    message: 'this API key is wrong, expired or revoked',
+    message: wrongKey().message,
     headers: ['WWW-Authenticate', ...LIMITED],
   },
   forbidden: {
@@ -125,7 +127,7 @@ export const ROUTE_ERRORS: Record<RouteError, ErrorText> = {
   },
   not_found: {
     when: 'There is no such resource, or this key does not see it.',
-    message: 'there is no such resource, or this key does not see it; /docs describes those that there are',
+    message: notFound().message,
     headers: LIMITED,
   },
   request_timeout: {
@@ -147,8 +149,8 @@ export const ROUTE_ERRORS: Record<RouteError, ErrorText> = {
   },
   idempotency_key_reused: {
     when: 'This Idempotency-Key was used for another request.',
-    message: 'this Idempotency-Key was used for another request: use a new one for each new request',
-    details: [{ in: 'header', field: 'Idempotency-Key', reason: 'was used for another request' }],
+    message: keyReused().message,
+    details: keyReused().details,
     headers: LIMITED,
   },
   rate_limited: {
