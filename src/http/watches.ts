@@ -49,7 +49,7 @@ export function createWatches(writer: Pick<Writer, 'onCommit'>, effects: Effects
 
   function open(changes: readonly Change[], keyId: KeyId): Watch {
     refuseIfMany(keyId);
-    const watch = createWatch(effects, () => remove(watch));
+    const watch = createWatch(effects, remove);
     const place = watches.put(watch);
     countOf.set(keyId, (countOf.get(keyId) ?? 0) + 1);
     for (const change of changes) {
@@ -58,7 +58,7 @@ export function createWatches(writer: Pick<Writer, 'onCommit'>, effects: Effects
     }
     return watch;
 
-    function remove(watch: OpenWatch): void {
+    function remove(): void {
       watches.take(place);
       const left = (countOf.get(keyId) ?? 0) - 1;
       if (left > 0) countOf.set(keyId, left);
