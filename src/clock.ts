@@ -55,7 +55,7 @@ interface RecentSetting extends ClockSetting {
 /**
  * Remembers the last hundred settings of a clock; `earlier`: those of before this process started, the oldest first.
  */
-export function createClockHistory(earlier: readonly ClockSetting[] = []): ClockHistory {
+export function createClockHistory(earlier: readonly ClockSetting[]): ClockHistory {
   let settings = [...earlier];
   return {
     add(byMs, nowMs) {

@@ -48,7 +48,7 @@ t.test('elapsed time and a slewed clock are not reported', async (t) => {
 });
 
 t.test('since() tells how much of the time since a moment was set, and never passed', async (t) => {
-  const settings = createClockHistory();
+  const settings = createClockHistory([]);
   t.equal(settings.since(0), 0);
   settings.add(500, 2_000);
   settings.add(-200, 2_300);
@@ -69,7 +69,7 @@ t.test('since() tells how much of the time since a moment was set, and never pas
 });
 
 t.test('recent() gives the recent settings with their age in elapsed time', async (t) => {
-  const settings = createClockHistory();
+  const settings = createClockHistory([]);
   settings.add(-50, 1_000);
   settings.add(10_000, 11_500);
   settings.add(-10_000, 1_700);
@@ -82,7 +82,7 @@ t.test('recent() gives the recent settings with their age in elapsed time', asyn
 });
 
 t.test('saidTwice() tells what the clock was set back past in the last while', async (t) => {
-  const settings = createClockHistory();
+  const settings = createClockHistory([]);
   settings.add(-90_000, 100_000);
   settings.add(20_000, 130_000);
   const twice = (saidMs: number, nowMs = 140_000) => settings.saidTwice(saidMs, 60_000, nowMs);
