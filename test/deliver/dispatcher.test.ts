@@ -11,6 +11,7 @@ import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { copyWaiting, endDeliveries, newDeliveries, newWebhook, testSender } from '../helpers/deliveries.ts';
 import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
+import { keptLog } from '../helpers/kept-log.ts';
 import { startProxy } from '../helpers/proxy.ts';
 import { CA_PEM, held, redirect, silence, startReceiver, status } from '../helpers/receiver.ts';
 import { DEFAULT_SCHEDULE } from '../helpers/schedule.ts';
@@ -48,7 +49,7 @@ t.test('a delivery is signed, and the stripe and standardwebhooks packages accep
 t.test('the log names the fields of an attempt as the API does', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const { logger, lines } = keptLog();
+  const { logger, lines } = keptLog({ level: 'debug', base: null });
   const dispatcher = testDispatcher(t, store, effects, { logger });
   const receiver = await startReceiver(t, { answers: [status(500)] });
   const { id: webhook_id } = await subscribe(store, receiver.url);
@@ -275,7 +276,7 @@ for (const [name, answer, failingForMs, reason] of REASONS) {
   t.test(`${name} disables the webhook, and the file and the log say why, once`, async (t) => {
     const effects = fakeEffects();
     const store = testStore(t, effects);
-    const { logger, lines } = keptLog();
+    const { logger, lines } = keptLog({ level: 'debug', base: null });
     const dispatcher = testDispatcher(t, store, effects, { logger });
     const [first, second] = [held(status(answer)), held(status(answer))];
     const receiver = await startReceiver(t, { answers: [first.answer, second.answer] });
@@ -772,7 +773,7 @@ t.test('a clock set back by ten hours while davit was down delays no retry and n
   await newDeliveries(store, id, 1);
 
   effects.jump(-10 * HOUR_MS);
-  const { logger, lines } = keptLog();
+  const { logger, lines } = keptLog({ level: 'debug', base: null });
   const dispatcher = testDispatcher(t, store, effects, { logger });
   await dispatcher.settled();
   t.match(lines, [{ msg: 'the clock was set back: pending retries are rescheduled', by_ms: 10 * HOUR_MS }]);
@@ -807,7 +808,7 @@ t.test(
       await dispatcher.tick();
       if (!isCutOff) await dispatcher.settled();
 
-      const { logger, lines } = keptLog();
+      const { logger, lines } = keptLog({ level: 'debug', base: null });
       await testDispatcher(t, store, effects, { logger }).settled();
       t.strictSame(
         lines.map(({ by_ms }) => by_ms),
@@ -1176,7 +1177,7 @@ t.test('retries beyond a shortened window are rescheduled once, and that is logg
   await newDeliveries(store, id, 1);
   store.execute(`UPDATE deliveries SET next_attempt_at = next_attempt_at + ${3 * HOUR_MS}`);
   copyWaiting(store, 500, effects.now() + 3 * HOUR_MS);
-  const { logger, lines } = keptLog();
+  const { logger, lines } = keptLog({ level: 'debug', base: null });
   const schedule = { delaysMs: [], windowMs: HOUR_MS };
   const dispatcher = testDispatcher(t, store, effects, { logger, schedule });
   await dispatcher.tick();
@@ -1222,13 +1223,6 @@ function service(t: Test, effects = fakeEffects()) {
   const store = testStore(t, effects);
   const wakes = createWakes();
   return { store, effects, wakes, dispatcher: testDispatcher(t, store, effects, { wake: wakes.wake }) };
-}
-
-/** What is logged, as it is written. */
-function keptLog() {
-  const lines: Record<string, unknown>[] = [];
-  const logger = pino({ level: 'debug', base: null }, { write: (line) => void lines.push(JSON.parse(line)) });
-  return { logger, lines };
 }
 
 /** Tells when a dispatcher wants to look again. */

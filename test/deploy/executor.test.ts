@@ -2,7 +2,6 @@ import { existsSync, readdirSync, writeFileSync } from 'node:fs';
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
-import { pino } from 'pino';
 import t, { type Test } from 'tap';
 import type { Executor, ExecutorOptions } from '../../src/deploy/executor.ts';
 import type { Spawner } from '../../src/deploy/spawner.ts';
@@ -15,6 +14,7 @@ import type { Writer } from '../../src/store/writer.ts';
 import { fixture, namedPipe, testSpawner, testWorkspaces, until } from '../helpers/commands.ts';
 import { testExecutor } from '../helpers/deploying.ts';
 import { fakeEffects } from '../helpers/effects.ts';
+import { keptLog } from '../helpers/kept-log.ts';
 import { newDeployment, ref, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
 
 t.test('a deployment runs with its ref in the environment, and its log is kept', async (t) => {
@@ -79,7 +79,7 @@ t.test('the next deployment of a project starts after the one before and knows i
 });
 
 t.test('a failed claim is logged, and what already ran is recorded', async (t) => {
-  const { lines, logger } = recordedLog();
+  const { lines, logger } = keptLog<{ level: number; msg: string }>();
   const store = testStore(t, realEffects);
   const executor = testExecutor(t, refusing(store, 'deployments.claim', 1), { logger, maxConcurrent: 1 });
   const id = await carriedOut(store, executor);
@@ -91,7 +91,7 @@ t.test('a failed claim is logged, and what already ran is recorded', async (t) =
 });
 
 t.test('an end that cannot be recorded is logged as such, and not as an end', async (t) => {
-  const { lines, logger } = recordedLog();
+  const { lines, logger } = keptLog<{ level: number; msg: string }>();
   const store = testStore(t, realEffects);
   const executor = testExecutor(t, refusing(store, 'deployments.finish', 0), { logger });
   await carriedOut(store, executor);
@@ -146,7 +146,7 @@ t.test('a deployment whose directory cannot be created fails with that message',
 });
 
 t.test('while a full disk has no room for its files, a deployment waits, and no other starts', async (t) => {
-  const { lines, logger } = recordedLog();
+  const { lines, logger } = keptLog<{ level: number; msg: string }>();
   const { store, executor, create, statuses, disk, pass } = serviceOnFullDisk(t, { logger });
   const gate = namedPipe(t);
   const first = await create('one', { command: ['/bin/cat', gate] });
@@ -559,8 +559,7 @@ t.test('all waiting deployments are started with few empty claims, whatever the 
 });
 
 t.test('an end that a full disk kept from being recorded is recorded once there is room', async (t) => {
-  const warnings: Record<string, unknown>[] = [];
-  const logger = pino({ level: 'warn' }, { write: (line) => void warnings.push(JSON.parse(line)) });
+  const { logger, lines: warnings } = keptLog({ level: 'warn' });
   const { store, executor } = service(t, { logger });
   const projectId = await store.project({ command: ['/bin/sh', '-c', 'yes | head -c 200000'] });
   const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
@@ -680,11 +679,6 @@ function serviceOnFullDisk(t: Test, changes: Partial<ExecutorOptions> = {}) {
 
 function systemError(code: string): Error {
   return Object.assign(new Error(code), { code });
-}
-
-function recordedLog() {
-  const lines: { level: number; msg: string }[] = [];
-  return { lines, logger: pino({}, { write: (line) => void lines.push(JSON.parse(line)) }) };
 }
 
 /** The store, with a bug in one operation after so many that went well. */

@@ -14,6 +14,7 @@ import { sharedMemoryPath } from '../../src/store/place.ts';
 import type { Writer } from '../../src/store/writer.ts';
 import { fixture, namedPipe, PATH, posix, testWorkspaces, until } from '../helpers/commands.ts';
 import { stayAlive } from '../helpers/effects.ts';
+import { keptLog } from '../helpers/kept-log.ts';
 import { openAgain, refuseToOpen } from '../helpers/limits.ts';
 import { newDeployment, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
 
@@ -247,14 +248,14 @@ t.test('removing files of dead runs does not delay recovery', async (t) => {
 
 t.test('files that cannot be removed are reported and do not block recovery', async (t) => {
   const { store, id } = await crashed(t);
-  const lines: Record<string, unknown>[] = [];
+  const { logger, lines } = keptLog({ level: 'warn' });
   const directory = temporaryDirectory(t);
   await recoverIn(directory, store, {
     workspaces: {
       ...testWorkspaces(t),
       removeLeft: () => Promise.reject(new Error('no')),
     },
-    logger: pino({ level: 'warn' }, { write: (line) => void lines.push(JSON.parse(line)) }),
+    logger,
   });
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
   const isReport = ({ msg }: Record<string, unknown>) =>

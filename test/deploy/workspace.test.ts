@@ -19,13 +19,13 @@ import { rmdir } from 'node:fs/promises';
 import { syncBuiltinESMExports } from 'node:module';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
-import { pino } from 'pino';
 import t from 'tap';
 import { parentProblem } from '../../src/deploy/workspace.ts';
 import { newId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { testWorkspaces, until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
+import { keptLog } from '../helpers/kept-log.ts';
 import { useUpFiles } from '../helpers/limits.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { ifHas } from '../helpers/programs.ts';
@@ -376,11 +376,8 @@ t.test(
   ifNobodyComesThere,
   async (t) => {
     const parent = temporaryDirectory(t);
-    const lines: { msg: string; path: string; err: { code: string } }[] = [];
-    const workspaces = testWorkspaces(t, {
-      parent,
-      logger: pino({}, { write: (line) => void lines.push(JSON.parse(line)) }),
-    });
+    const { logger, lines } = keptLog<{ msg: string; path: string; err: { code: string } }>();
+    const workspaces = testWorkspaces(t, { parent, logger });
     const beRoot = asNobody(parent);
     try {
       const [one, two] = [workspaces.make(PROJECT, null), workspaces.make(PROJECT, parent)];

@@ -1,7 +1,6 @@
 import { once } from 'node:events';
 import { connect, type Socket } from 'node:net';
 import type { Plugin, Server } from '@hapi/hapi';
-import { pino } from 'pino';
 import type { Test } from 'tap';
 import type { Cidr } from '../../src/address.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
@@ -9,6 +8,7 @@ import { authentication } from '../../src/http/auth.ts';
 import { describeApi } from '../../src/http/openapi.ts';
 import { createHttpServer, type HttpServerOptions } from '../../src/http/server.ts';
 import { type Contract, createContract, fetchUnder, type RequestOptions } from './contract.ts';
+import { keptLog } from './kept-log.ts';
 import { type TestStore, testStore } from './store.ts';
 
 export interface RunningHttp {
@@ -30,8 +30,7 @@ export interface HttpTestOptions extends Partial<HttpServerOptions> {
 export async function startHttp(t: Test, options: HttpTestOptions = {}): Promise<RunningHttp> {
   const { effects = realEffects, resources = () => [], trustedProxies = [], ...httpOptions } = options;
   const store = options.store ?? testStore(t, effects);
-  const log: Record<string, unknown>[] = [];
-  const logger = pino({ level: 'debug' }, { write: (line) => void log.push(JSON.parse(line)) });
+  const { logger, lines: log } = keptLog({ level: 'debug' });
   const server = await createHttpServer(
     { listen: { host: '127.0.0.1', port: 0 }, tls: null, rateLimit: null, ...httpOptions },
     {

@@ -1,12 +1,12 @@
 import { copyFileSync, readdirSync } from 'node:fs';
 import { join } from 'node:path';
-import { pino } from 'pino';
 import t, { type Test } from 'tap';
 import type { ServeConfig } from '../../src/config.ts';
 import { DAY_MS, HOUR_MS } from '../../src/durations.ts';
 import { AppError } from '../../src/errors.ts';
 import { certificatesOf } from '../../src/http/certificates.ts';
 import { fakeEffects } from '../helpers/effects.ts';
+import { keptLog } from '../helpers/kept-log.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
@@ -85,9 +85,8 @@ function inUse(t: Test, nowMs: number) {
     copyFileSync(join(FIXTURES, `${name}.key`), tls.keyPath);
   };
   put('expired');
-  const warned: string[] = [];
-  const logger = pino({ level: 'warn' }, { write: (line) => void warned.push(JSON.parse(line).msg) });
+  const { logger, lines } = keptLog<{ msg: string }>({ level: 'warn' });
   const effects = fakeEffects(nowMs);
   const certificates = certificatesOf({ tls, webhookCaFile: null } as ServeConfig, effects, logger);
-  return { certificates, effects, put, warnings: () => warned.splice(0) };
+  return { certificates, effects, put, warnings: () => lines.splice(0).map(({ msg }) => msg) };
 }

@@ -8,6 +8,7 @@ import t, { type Test } from 'tap';
 import { startMetricsListener } from '../../src/metrics/listener.ts';
 import { until } from '../helpers/commands.ts';
 import { connectRaw, type RawConnection, rawRequest } from '../helpers/http.ts';
+import { keptLog } from '../helpers/kept-log.ts';
 
 const LOOPBACK = { host: '127.0.0.1', port: 0 };
 
@@ -269,9 +270,8 @@ async function listener(
   scrape: () => Promise<string> = async () => 'davit_x 1\n',
   timeouts: Parameters<typeof startMetricsListener>[3] = {},
 ) {
-  const log: Record<string, unknown>[] = [];
   const scrapes: string[] = [];
-  const logger = pino({ base: null }, { write: (line) => void log.push(JSON.parse(line)) });
+  const { logger, lines: log } = keptLog({ base: null });
   const counted = () => {
     scrapes.push('scrape');
     return scrape();

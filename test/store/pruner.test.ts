@@ -9,6 +9,7 @@ import { createPruner, type Pruner } from '../../src/store/pruner.ts';
 import { type PrunePosition, type PruneStep, START } from '../../src/store/retention.ts';
 import { until } from '../helpers/commands.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
+import { keptLog } from '../helpers/kept-log.ts';
 import { RETENTION_MS } from '../helpers/retention.ts';
 import { serve } from '../helpers/served.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
@@ -433,11 +434,11 @@ async function endedDeployment(store: TestStore, projectId: ProjectId): Promise<
 }
 
 function prunerOn(store: TestStore, effects: FakeEffects, retentionMs: number | null = RETENTION_MS) {
-  const logged: unknown[] = [];
-  const logger = pino(
-    { base: null, timestamp: false, formatters: { level: (level) => ({ level }) } },
-    { write: (line: string) => void logged.push(JSON.parse(line)) },
-  );
+  const { logger, lines: logged } = keptLog({
+    base: null,
+    timestamp: false,
+    formatters: { level: (level) => ({ level }) },
+  });
   const clockHistory = createClockHistory(store.reads.instance.clockSettings(effects.now()));
   // The clock stands still during a step: as short as they can be, there are several.
   const write: TestStore['writer']['write'] = (name, input) =>
