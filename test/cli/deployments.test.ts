@@ -4,7 +4,7 @@ import type { Deployment, DeploymentId, ProjectId } from '../../src/domain.ts';
 import { follow, inFile, scriptProject } from '../helpers/administration.ts';
 import { place } from '../helpers/cli.ts';
 import { serve } from '../helpers/served.ts';
-import { endOf, KEY, newDeployment, ref } from '../helpers/store.ts';
+import { endOf, KEY, newDeployment, ref, reportFor } from '../helpers/store.ts';
 import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
 
 const deployment = (...words: string[]) => ['admin', 'deployment', ...words];
@@ -189,7 +189,7 @@ t.test('canceling a deployment that no service looks after says who will end it'
     for (const _ of [website, beside]) await writer.write('deployments.claim', undefined);
     const remote = await writer.write('deployments.create', newDeployment(stdout.trim() as ProjectId));
     const { id } = remote;
-    await writer.write('deployments.report', { id, status: 'running', message: null, outputs: null });
+    await writer.write('deployments.report', reportFor(id));
     return [interrupted.id, id];
   });
   const [left, remote] = await Promise.all(ids.map((id) => there.davit(deployment('cancel', id))));

@@ -9,7 +9,7 @@ import { namedPipe } from '../helpers/commands.ts';
 import { newReplay, newWebhook } from '../helpers/deliveries.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { serve } from '../helpers/served.ts';
-import { endOf, newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
+import { endOf, newDeployment, ref, reportFor, type TestStore, testStore } from '../helpers/store.ts';
 import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
 
 type Queue = Backlog & {
@@ -145,7 +145,7 @@ t.test('reported deployments are listed apart, with the time at which they fail'
   const project = { command: null, reportTimeoutMs: 3_600_000, name: 'elsewhere' };
   const id = await deploy(store, await store.project(project), 'main');
   const endless = await deploy(store, await store.project({ command: null }), 'v2');
-  await store.writer.write('deployments.report', { id, status: 'running', message: null, outputs: null });
+  await store.writer.write('deployments.report', reportFor(id));
   const { running, waiting, reported } = await queue();
   t.strictSame([running, waiting], [NONE, NONE]);
   t.match(reported, {

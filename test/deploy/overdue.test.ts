@@ -3,7 +3,7 @@ import { createOverdue } from '../../src/deploy/overdue.ts';
 import { DAY_MS, HOUR_MS, MINUTE_MS } from '../../src/durations.ts';
 import { AppError } from '../../src/errors.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+import { newDeployment, reportFor, type TestStore, testStore } from '../helpers/store.ts';
 
 t.test('a deployment whose report is overdue fails', async (t) => {
   const { store, effects, endOverdue } = setUp(t);
@@ -147,12 +147,7 @@ t.test(
       const dueAtMs = effects.now() + HOUR_MS;
       effects.advance(500);
       t.equal(await endOverdue(), dueAtMs);
-      await store.writer.write('deployments.report', {
-        id,
-        status: 'succeeded',
-        message: null,
-        outputs: null,
-      });
+      await store.writer.write('deployments.report', reportFor(id, { status: 'succeeded' }));
     }
   },
 );

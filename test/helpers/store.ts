@@ -17,6 +17,7 @@ import { type Database, openForReading, openForWriting } from '../../src/store/d
 import type { Caller, NewKey } from '../../src/store/keys.ts';
 import type { ProjectSettings } from '../../src/store/projects.ts';
 import type { NewDeployment } from '../../src/store/queue.ts';
+import type { Report } from '../../src/store/reports.ts';
 import { type Store, startWriterThread, storeOn } from '../../src/store/store.ts';
 import type { DeploymentEnd } from '../../src/store/transitions.ts';
 import { fakeEffects } from './effects.ts';
@@ -143,6 +144,18 @@ export function endOf(id: DeploymentId, changes: Partial<DeploymentEnd> = {}): D
     outputs: {},
     ...changes,
   };
+}
+
+/** The report of another system, by default that the deployment runs. */
+export function reportFor(id: DeploymentId, changes: Partial<Report> = {}): Report {
+  return { id, status: 'running', message: null, outputs: null, ...changes };
+}
+
+/** The types of a deployment's events, in order. */
+export function eventsOf(store: TestStore, id: DeploymentId): string[] {
+  return store
+    .query<{ type: string }>('SELECT type FROM events WHERE deployment_id = ? ORDER BY seq', id)
+    .map(({ type }) => type);
 }
 
 /** For what must be there: `const [first = none()] = …`. */

@@ -22,7 +22,7 @@ import {
 import { fakeEffects } from '../helpers/effects.ts';
 import { connectRaw, type JsonResponse, parseResponses, requestJson, toldBy } from '../helpers/http.ts';
 import { pruneAll } from '../helpers/retention.ts';
-import { newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
+import { newDeployment, ref, reportFor, type TestStore, testStore } from '../helpers/store.ts';
 
 t.test('each deployment route needs its scope, and hides what the key cannot see', async (t) => {
   const { http, projectId, id } = await setUp(t);
@@ -160,12 +160,7 @@ t.test('a list is filtered by status, ref, project and time of creation', async 
   await http.store.writer.write('deployments.cancel', { id: second });
   effects.advance(1_000);
   const third = await create(http.store, other);
-  await http.store.writer.write('deployments.report', {
-    id: first,
-    status: 'running',
-    message: null,
-    outputs: null,
-  });
+  await http.store.writer.write('deployments.report', reportFor(first));
   const rows: [query: string, ids: DeploymentId[]][] = [
     ['', [third, second, first]],
     ['?status=queued', [third]],
@@ -689,7 +684,7 @@ async function report(
   id: DeploymentId,
   status: 'running' | 'succeeded' | 'failed',
 ): Promise<void> {
-  await store.writer.write('deployments.report', { id, status, message: null, outputs: null });
+  await store.writer.write('deployments.report', reportFor(id, { status }));
 }
 
 function get({ port }: DeploymentsHttp, key: string, path: string): Promise<JsonResponse> {

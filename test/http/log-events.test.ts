@@ -15,7 +15,7 @@ import { fakeEffects } from '../helpers/effects.ts';
 import { openEvents, parseEvents, textOf } from '../helpers/events.ts';
 import { requestJson } from '../helpers/http.ts';
 import { append, finish, print, running, textAt } from '../helpers/logs.ts';
-import { newDeployment, testStore } from '../helpers/store.ts';
+import { newDeployment, reportFor, testStore } from '../helpers/store.ts';
 import { countWatches } from '../helpers/watches.ts';
 
 t.test('events follow a command from before its start to its end', async (t) => {
@@ -301,8 +301,7 @@ t.test('reports that bring no output do not put off the keep-alive comments', as
   const next = stream.next();
   for (let second = 0; second < 17; second++) {
     const message = `step ${second}`;
-    if (second < 10)
-      await writer.write('deployments.report', { id, status: 'running', message, outputs: null });
+    if (second < 10) await writer.write('deployments.report', reportFor(id, { message }));
     await nextTurn();
     effects.advance(1_000);
     await nextTurn();

@@ -11,7 +11,15 @@ import {
   storeWithWebhook,
 } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { countingRows, endOf, newDeployment, none, type TestStore, testStore } from '../helpers/store.ts';
+import {
+  countingRows,
+  endOf,
+  newDeployment,
+  none,
+  reportFor,
+  type TestStore,
+  testStore,
+} from '../helpers/store.ts';
 
 const NOW_MS = Date.parse('2026-11-21T08:00:00.000Z');
 
@@ -202,8 +210,7 @@ t.test(
     const store = testStore(t);
     const project = await store.project({ command: null });
     const reported = await store.writer.write('deployments.create', newDeployment(project));
-    const report = { status: 'running' as const, message: null, outputs: null };
-    await store.writer.write('deployments.report', { id: reported.id, ...report });
+    await store.writer.write('deployments.report', reportFor(reported.id));
     store.execute(`UPDATE projects SET command = '["/bin/true"]'`);
     const runs = () => store.reads.backlog.all(NOW_MS, 1).waiting.items[0]?.project_runs;
     for (let made = 0; made < 2; made++) await deploy(store, project);

@@ -4,7 +4,7 @@ import { COUNTED_MAX, type DueCount } from '../../src/store/gauges.ts';
 import { WEBHOOKS_OF_KEY_MAX } from '../../src/store/webhooks.ts';
 import { newDeliveries, newWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+import { newDeployment, reportFor, type TestStore, testStore } from '../helpers/store.ts';
 
 const NONE = { count: 0, oldestAtMs: null };
 
@@ -143,12 +143,7 @@ t.test('unfinished deployments are counted by status, those of other systems sep
   await store.writer.write('deployments.claim', undefined);
   if (first !== null) await store.writer.write('deployments.cancel', { id: first.id });
   const reportedId = await create(elsewhere);
-  await store.writer.write('deployments.report', {
-    id: reportedId,
-    status: 'running',
-    message: null,
-    outputs: null,
-  });
+  await store.writer.write('deployments.report', reportFor(reportedId));
   t.strictSame(counts(), {
     'queued davit': 2,
     'running davit': 1,

@@ -12,7 +12,7 @@ import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { keptLog } from '../helpers/kept-log.ts';
 import { RETENTION_MS } from '../helpers/retention.ts';
 import { serve } from '../helpers/served.ts';
-import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+import { newDeployment, reportFor, type TestStore, testStore } from '../helpers/store.ts';
 
 t.test('a pass removes all that is past retention, step by step, and logs it at its end', async (t) => {
   const { store, effects, pruner, logged } = await withOldDeployments(t, 40);
@@ -428,8 +428,7 @@ async function withOldDeployments(t: Test, count: number, retentionMs: number | 
 
 async function endedDeployment(store: TestStore, projectId: ProjectId): Promise<DeploymentId> {
   const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
-  const nothing = { message: null, outputs: null };
-  await store.writer.write('deployments.report', { id, status: 'failed', ...nothing });
+  await store.writer.write('deployments.report', reportFor(id, { status: 'failed' }));
   return id;
 }
 

@@ -2,7 +2,16 @@ import t from 'tap';
 import type { DeploymentId, ProjectId } from '../../src/domain.ts';
 import type { ProjectSettings } from '../../src/store/projects.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { endOf, newDeployment, none, ref, type TestStore, testStore } from '../helpers/store.ts';
+import {
+  endOf,
+  eventsOf,
+  newDeployment,
+  none,
+  ref,
+  reportFor,
+  type TestStore,
+  testStore,
+} from '../helpers/store.ts';
 
 t.test('a queued deployment is canceled at once, and the others move up', async (t) => {
   const store = testStore(t);
@@ -157,8 +166,7 @@ t.test('reported deployments are not queued with those of a command that was add
   const store = testStore(t);
   const projectId = await store.project({ command: null, policy: 'latest' });
   const [running, waiting] = await create(store, projectId, 2);
-  const report = { id: running, status: 'running', message: null, outputs: null } as const;
-  await store.writer.write('deployments.report', report);
+  await store.writer.write('deployments.report', reportFor(running));
   t.strictSame(store.query('SELECT queued_count FROM projects'), [{ queued_count: 0 }]);
   await set(store, projectId, { command: ['/bin/true'] });
   const [id] = await create(store, projectId, 1);
@@ -306,10 +314,4 @@ async function create(
 
 async function set(store: TestStore, id: ProjectId, changes: Partial<ProjectSettings>): Promise<void> {
   await store.writer.write('projects.set', { id, changes, variables: {}, unsetVariables: [] });
-}
-
-function eventsOf(store: TestStore, id: DeploymentId): string[] {
-  return store
-    .query<{ type: string }>('SELECT type FROM events WHERE deployment_id = ? ORDER BY seq', id)
-    .map(({ type }) => type);
 }

@@ -2,7 +2,7 @@ import t, { type Test } from 'tap';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
 import type { Report } from '../../src/store/reports.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
-import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+import { eventsOf, newDeployment, reportFor, type TestStore, testStore } from '../helpers/store.ts';
 
 t.test('reports of another system set the status, message and outputs of a deployment', async (t) => {
   const effects = fakeEffects();
@@ -240,21 +240,9 @@ async function reported(
 }
 
 function report(store: TestStore, id: DeploymentId, changes: Partial<Report>): Promise<Deployment> {
-  return store.writer.write('deployments.report', {
-    id,
-    status: 'running',
-    message: null,
-    outputs: null,
-    ...changes,
-  });
+  return store.writer.write('deployments.report', reportFor(id, changes));
 }
 
 function endOverdue(store: TestStore, effects: FakeEffects): Promise<number> {
   return store.writer.write('deployments.endOverdue', { dueByMs: effects.now() });
-}
-
-function eventsOf(store: TestStore, id: DeploymentId): string[] {
-  return store
-    .query<{ type: string }>('SELECT type FROM events WHERE deployment_id = ? ORDER BY seq', id)
-    .map(({ type }) => type);
 }

@@ -7,7 +7,7 @@ import { newReplay, newWebhook } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { pruneAll } from '../helpers/retention.ts';
-import { endOf, newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+import { endOf, newDeployment, reportFor, type TestStore, testStore } from '../helpers/store.ts';
 
 /*
  * After any history: what is unfinished stays, what is past retention goes, and all that is left refers to
@@ -218,7 +218,7 @@ async function happen(
     case 'report': {
       const id = openDeployment('reported = 1');
       const status = (['running', 'succeeded', 'failed'] as const)[pick % 3] ?? 'running';
-      if (id !== undefined) await write('deployments.report', { id, status, message: null, outputs: null });
+      if (id !== undefined) await write('deployments.report', reportFor(id, { status }));
       return;
     }
     case 'print': {

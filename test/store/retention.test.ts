@@ -20,6 +20,7 @@ import {
   newDeployment,
   none,
   preparedBy,
+  reportFor,
   type TestStore,
   temporaryDirectory,
   testStore,
@@ -536,7 +537,7 @@ async function report(
   id: DeploymentId,
   status: 'running' | 'succeeded' | 'failed',
 ): Promise<void> {
-  await store.writer.write('deployments.report', { id, status, message: null, outputs: null });
+  await store.writer.write('deployments.report', reportFor(id, { status }));
 }
 
 async function finish(store: TestStore, id: DeploymentId, status: 'succeeded' | 'failed'): Promise<void> {
