@@ -86,6 +86,7 @@ interface Holder extends Serving {
 function holderOf(path: string): Holder | null {
   const file = lockPath(path);
   if (!existsSync(file)) return null;
+  // Waited out in full by each command where a service holds the lock.
   const lock = connect(file, { timeoutMs: LOCK_PROBE_TIMEOUT_MS / 10 });
   try {
     lock.exec('BEGIN IMMEDIATE');
