@@ -5,11 +5,14 @@ import t from 'tap';
 import { RECOVERY_WAIT_MS } from '../../src/app.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
 import { startMetrics } from '../../src/metrics/metrics.ts';
+import type { Reads } from '../../src/store/store.ts';
 import { namedPipe, until } from '../helpers/commands.ts';
+import { newDeliveries, newWebhook } from '../helpers/deliveries.ts';
+import { fakeEffects } from '../helpers/effects.ts';
 import { connectRaw } from '../helpers/http.ts';
 import { movedOf, parseMetrics, type Scrape } from '../helpers/metrics.ts';
 import { startReceiver, status } from '../helpers/receiver.ts';
-import { newDeployment, testStore } from '../helpers/store.ts';
+import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 import { startWholeService, type WholeService } from '../helpers/whole-service.ts';
 
 const METRICS_ON = { metricsListen: { host: '127.0.0.1', port: 0 } };
@@ -163,15 +166,7 @@ t.test('scrapes at the same time are one, which reads nothing any more once it i
       return gauges.unfinished();
     },
   };
-  const metrics = await startMetrics({
-    listen: METRICS_ON.metricsListen,
-    reads: { ...store.reads, gauges: endless },
-    dbPath: store.path,
-    metrics: [],
-    commandSlots: 1,
-    effects: realEffects,
-    logger: pino({ level: 'silent' }),
-  });
+  const metrics = await startOn(store, { gauges: endless });
   const { send } = await connectRaw(metrics.listen.port);
   send('GET /metrics HTTP/1.1\r\nHost: d\r\n\r\n'.repeat(3));
   await until(() => reads.steps > 0);
@@ -181,6 +176,40 @@ t.test('scrapes at the same time are one, which reads nothing any more once it i
   for (let turn = 0; turn < 3; turn++) await nextTurn();
   t.match(reads, before);
   t.match(before, { begun: 1, last: 0 });
+});
+
+t.test('a scrape that fails, as the database cannot be read, does not spoil the next one', async (t) => {
+  const store = testStore(t, realEffects);
+  const { gauges } = store.reads;
+  const problems = [new Error('disk I/O error')];
+  const failing: typeof gauges = {
+    ...gauges,
+    eventsAfter(...range) {
+      const problem = problems.pop();
+      if (problem !== undefined) throw problem;
+      return gauges.eventsAfter(...range);
+    },
+  };
+  const metrics = await startOn(store, { gauges: failing });
+  t.teardown(metrics.close);
+  await t.rejects(scrape({ metricsUrl: metrics.url }), /could not be read/);
+  await scrape({ metricsUrl: metrics.url });
+});
+
+t.test('each scrape tells what is due by then, and since when davit runs', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { id } = await newWebhook(store, (await store.key()).keyId);
+  await newDeliveries(store, id, 1);
+  const startedAt = effects.now() / 1000;
+  const metrics = await startOn(store, store.reads, effects);
+  t.teardown(metrics.close);
+  for (const ageSeconds of [0, 60, 120]) {
+    const { value } = await scrape({ metricsUrl: metrics.url });
+    t.equal(value('davit_delivery_oldest_due_age_seconds', { receiver: 'healthy' }), ageSeconds);
+    t.equal(value('process_start_time_seconds'), startedAt);
+    effects.advance(60_000);
+  }
 });
 
 t.test('a deployment that a crash interrupted is in the first scrape', async (t) => {
@@ -205,6 +234,19 @@ t.test('without --metrics-listen no metrics are served', async (t) => {
   t.equal((await fetch(`${url}/metrics`)).status, 404);
 });
 
+/** The metrics of this store alone, with what is read for its gauges. */
+function startOn(store: TestStore, { gauges }: Pick<Reads, 'gauges'>, effects: Effects = realEffects) {
+  return startMetrics({
+    listen: METRICS_ON.metricsListen,
+    reads: { ...store.reads, gauges },
+    dbPath: store.path,
+    metrics: [],
+    commandSlots: 1,
+    effects,
+    logger: pino({ level: 'silent' }),
+  });
+}
+
 async function deploy({ url }: WholeService, secret: string, projectId: string): Promise<void> {
   const response = await fetch(`${url}/v2/projects/${projectId}/deployments`, {
     method: 'POST',
@@ -214,7 +256,7 @@ async function deploy({ url }: WholeService, secret: string, projectId: string):
   if (response.status !== 201) throw new Error(await response.text());
 }
 
-async function scrape({ metricsUrl }: WholeService): Promise<Scrape> {
+async function scrape({ metricsUrl }: Pick<WholeService, 'metricsUrl'>): Promise<Scrape> {
   const response = await fetch(String(metricsUrl));
   const text = await response.text();
   if (response.status !== 200) throw new Error(text);
