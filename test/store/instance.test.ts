@@ -58,6 +58,9 @@ t.test(
     await store.writer.write('instance.clockWasSet', setBack);
     t.equal(instance.setBackMs(nowMs), 0);
     t.strictSame(instance.clockSettings(nowMs), [ahead, setBack]);
+    effects.advance(120_000);
+    await store.writer.write('deployments.create', newDeployment(await store.project()));
+    t.equal(instance.setBackMs(nowMs), 180_000, 'it accounts for no later event');
   },
 );
 
@@ -70,14 +73,16 @@ t.test(
     await newWebhook(store, (await store.key()).keyId);
     await store.writer.write('deployments.create', newDeployment(await store.project()));
     const eventAtMs = effects.now();
+    const earlier = { atMs: eventAtMs - 700_000, byMs: 5_000 };
     const setBack = { atMs: eventAtMs - 600_000, byMs: -600_000 };
     const ahead = { atMs: eventAtMs - 400_000, byMs: 200_000 };
-    await store.writer.write('instance.clockWasSet', setBack);
-    await store.writer.write('instance.clockWasSet', ahead);
+    for (const setting of [earlier, setBack, ahead]) {
+      await store.writer.write('instance.clockWasSet', setting);
+    }
     t.equal(instance.setBackMs(ahead.atMs), 0);
     const nowMs = ahead.atMs - 150_000;
     t.equal(instance.setBackMs(nowMs), 150_000);
-    t.strictSame(instance.clockSettings(nowMs), [setBack, ahead, { atMs: nowMs, byMs: -150_000 }]);
+    t.strictSame(instance.clockSettings(nowMs), [earlier, setBack, ahead, { atMs: nowMs, byMs: -150_000 }]);
   },
 );
 
