@@ -33,41 +33,53 @@ t.test('a connection that sends too much before its handshake is over is closed'
 
 t.test('what a connection sends counts until its handshake is over, however slowly it comes', async (t) => {
   const effects = fakeEffects();
+  const { after } = effects;
+  let looks = 0;
+  effects.after = (delayMs, action) => {
+    looks += 1;
+    return after(delayMs, action);
+  };
   const accepted: Socket[] = [];
-  const clients: Socket[] = [];
   const listener = createServer((socket) => accepted.push(socket.resume()));
   limitHandshakes(listener as never, effects);
   await new Promise<void>((resolve) => listener.listen(0, '127.0.0.1', resolve));
   t.teardown(() => listener.close());
   const { port } = listener.address() as AddressInfo;
-  const sendEach = async (bytes: number) => {
-    for (const client of clients) client.write(Buffer.alloc(bytes));
-    total += bytes;
-    await until(() => accepted.every(({ bytesRead }) => bytesRead === total));
-    effects.advance(100);
-  };
-  let total = 0;
-  for (let count = 1; count <= 2; count++) {
-    clients.push(connectPlain(port, '127.0.0.1').on('error', () => undefined));
+  const connected = async () => {
+    const count = accepted.length + 1;
+    const client = connectPlain(port, '127.0.0.1').on('error', () => undefined);
+    t.teardown(() => client.destroy());
     await until(() => accepted.length === count);
-  }
-  t.teardown(() => clients.map((client) => client.destroy()));
-
-  await sendEach(16 * 1024);
-  listener.emit('secureConnection', accepted[1]);
-  const closed = new Promise((resolve) => accepted[0]?.once('close', resolve));
-  await sendEach(1);
-  t.strictSame(
-    accepted.map(({ destroyed }) => destroyed),
-    [true, false],
-  );
+    const socket = accepted[count - 1] as Socket;
+    const send = async (bytes: number) => {
+      const total = socket.bytesRead + bytes;
+      client.write(Buffer.alloc(bytes));
+      await until(() => socket.bytesRead === total);
+    };
+    return { socket, send };
+  };
+  const most = 16 * 1024;
+  const slow = await connected();
+  const other = await connected();
+  t.equal(looks, 1, 'all are looked at together');
+  for (const { send } of [slow, other]) await send(most);
+  effects.advance(100);
+  listener.emit('secureConnection', other.socket);
+  for (const { send } of [slow, other]) await send(1);
+  t.notOk(slow.socket.destroyed);
+  const closed = new Promise((resolve) => slow.socket.once('close', resolve));
+  effects.advance(100);
+  t.strictSame([slow.socket.destroyed, other.socket.destroyed], [true, false]);
   await closed;
   effects.advance(100);
-  effects.after = () => {
-    t.fail('there is nothing left to look at');
-    return () => undefined;
-  };
+  looks = 0;
   effects.advance(100);
+  t.equal(looks, 0, 'there is nothing left to look at');
+
+  const later = await connected();
+  await later.send(most + 1);
+  effects.advance(100);
+  t.ok(later.socket.destroyed, 'a later one is looked at as well');
 });
 
 t.test(
