@@ -260,6 +260,12 @@ t.test('systemd is told also if its socket has an abstract name', async (t) => {
   t.equal(await next(), 'READY=1');
 });
 
+t.test('an empty NOTIFY_SOCKET is none: nobody is told, and nothing is logged', async (t) => {
+  for (const environment of [{}, { NOTIFY_SOCKET: '' }]) {
+    await t.resolves(createNotifier({ environment, effects: realEffects }, t.fail)('READY=1'));
+  }
+});
+
 t.test('systemd is told once there is room in the queue of its socket', async (t) => {
   const { NOTIFY_SOCKET, next, fill } = startListening(t, join(place(t).directory, 'notify'));
   const after = (_delayMs: number, tryAgain: () => void) => {
