@@ -1,7 +1,7 @@
 import { statSync } from 'node:fs';
 import { dirname } from 'node:path';
 import type { Command } from 'commander';
-import { AppError, codeOf, type ErrorCode, NO_ROOM } from '../errors.ts';
+import { codeOf, NO_ROOM } from '../errors.ts';
 import { oneOf } from '../options.ts';
 import type { FileCheck } from '../store/check.ts';
 import type { CommandContext } from './command.ts';
@@ -24,7 +24,7 @@ export type FileMessage =
   | { kind: 'migrated' }
   /** `code`: the system's or SQLite's. `room`: the copy was not begun, as it needs more than there is. */
   | { kind: 'noRoom'; code: string; room?: Room }
-  | { kind: 'failed'; code: ErrorCode; message: string };
+  | { kind: 'failed'; message: string };
 
 /** What must be left on a disk, and what is free there. */
 interface Spare {
@@ -142,8 +142,7 @@ function failureOf(error: unknown): FileMessage {
   const code = codeOf(error);
   if (error instanceof NoRoom) return { kind: 'noRoom', code: 'ENOSPC', room: error.room };
   if (NO_ROOM.has(code)) return { kind: 'noRoom', code };
-  if (error instanceof AppError) return { kind: 'failed', code: error.code, message: error.message };
-  return { kind: 'failed', code: 'internal_error', message: problemText(error) };
+  return { kind: 'failed', message: problemText(error) };
 }
 
 /** Removes the file in place of the davit that asked for it, which was killed. */

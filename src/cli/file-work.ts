@@ -123,7 +123,7 @@ async function runJob(
 
 /** Why the job failed; `what` was to be made. */
 function jobProblem(message: FileMessage, what: string, path: string): Error {
-  if (message.kind === 'failed') return new AppError(message.code, message.message);
+  if (message.kind === 'failed') return new AppError('internal_error', message.message);
   if (message.kind !== 'noRoom') return new Error(`the process for ${what} ended while ${message.kind}`);
   const why = message.room === undefined ? NO_ROOM.get(message.code) : shortageText(message.room);
   return new AppError(
