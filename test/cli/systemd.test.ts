@@ -268,8 +268,11 @@ t.test('an empty NOTIFY_SOCKET is none: nobody is told, and nothing is logged', 
 
 t.test('systemd is told once there is room in the queue of its socket', async (t) => {
   const { NOTIFY_SOCKET, next, fill } = startListening(t, join(place(t).directory, 'notify'));
+  let tries = 0;
   const after = (_delayMs: number, tryAgain: () => void) => {
-    void next().then(tryAgain);
+    tries += 1;
+    if (tries < 3) setImmediate(tryAgain);
+    else void next().then(tryAgain);
     return () => undefined;
   };
   const effects = { ...realEffects, after };
