@@ -50,7 +50,8 @@ const STALE_MAX_MS = HOUR_MS;
 
 interface PendingLookup {
   answer: Promise<readonly LookupAddress[]>;
-  /** When it was last asked for, on the monotonic clock. */
+  /** When it was first asked for, and last, on the monotonic clock. */
+  firstWantedAtMs: number;
   lastWantedAtMs: number;
   /** Asks DNS about the name while it waits for one of the other lookups. */
   question: Question | undefined;
@@ -90,7 +91,7 @@ export function createResolver(
   return (hostname, key) => withStaleFallback(hostname, sharedLookup(hostname, key));
 
   /** Not shared between keys: one could then wait among another's dead names. */
-  function sharedLookup(hostname: string, key: Owner): Promise<readonly LookupAddress[]> {
+  function sharedLookup(hostname: string, key: Owner): PendingLookup {
     const name = `${key} ${hostname}`;
     const nowMs = effects.monotonicMs();
     const shared = pendingLookups.get(name);
@@ -98,16 +99,17 @@ export function createResolver(
       shared.lastWantedAtMs = nowMs;
       // Its silence may be over: a name that was asked about once stayed behind its key's dead ones for minutes.
       shared.question?.ask();
-      return shared.answer;
+      return shared;
     }
     const pending: PendingLookup = {
+      firstWantedAtMs: nowMs,
       lastWantedAtMs: nowMs,
       answer: Promise.resolve([]),
       question: undefined,
     };
     pending.answer = resolve(hostname, key, pending).finally(() => pendingLookups.delete(name));
     pendingLookups.set(name, pending);
-    return pending.answer;
+    return pending;
   }
 
   async function resolve(
@@ -179,11 +181,12 @@ export function createResolver(
 
   function withStaleFallback(
     hostname: string,
-    answer: Promise<readonly LookupAddress[]>,
+    { answer, firstWantedAtMs }: PendingLookup,
   ): Promise<readonly LookupAddress[]> {
     if (!lastAnswers.has(hostname)) return answer;
     const { promise, resolve } = Promise.withResolvers<readonly LookupAddress[]>();
-    const cancel = effects.after(STALE_AFTER_MS, () => {
+    const waitMs = Math.max(0, firstWantedAtMs + STALE_AFTER_MS - effects.monotonicMs());
+    const cancel = effects.after(waitMs, () => {
       const last = lastAnswers.get(hostname);
       if (last !== undefined && effects.monotonicMs() - last.atMs <= STALE_MAX_MS) resolve(last.addresses);
     });

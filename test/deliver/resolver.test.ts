@@ -254,6 +254,22 @@ t.test('the last answer for a name is used while no server answers', async (t) =
   t.equal(await Promise.race([late, nextTurn('none')]), 'none', 'but not for ever');
 });
 
+t.test('whoever joins a late look gets the last answer at once, and not its failure', async (t) => {
+  const { resolve, answer, fail, effects } = newResolver();
+  const first = resolve('one.example', KEY);
+  await nextTurn();
+  answer('one.example');
+  await first;
+  const silent = resolve('one.example', KEY);
+  await nextTurn();
+  effects.advance(9_000);
+  await silent;
+  const joined = resolve('one.example', KEY);
+  effects.advance(0);
+  fail('one.example');
+  t.strictSame(await joined, ANSWER);
+});
+
 t.test('of a name with thousands of addresses the first 32 are used', async (t) => {
   const { resolve, answer } = newResolver();
   const look = resolve('many.example', KEY);
@@ -323,6 +339,7 @@ function newResolver({ lookupsMax = undefined as number | undefined } = {}) {
     asked,
     questions,
     answer: (hostname: string, answer = ANSWER) => waiting.get(hostname)?.resolve(answer),
+    fail: (hostname: string) => waiting.get(hostname)?.reject(new Error('EAI_AGAIN')),
     answerByDns: (hostname: string) => askedDns.get(hostname)?.resolve(true),
     beSilent: (hostname: string) => askedDns.get(hostname)?.resolve(false),
     failToAskDns: (hostname: string) => askedDns.get(hostname)?.reject(new Error('no resolver')),
