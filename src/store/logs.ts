@@ -88,6 +88,7 @@ export function logReads(database: Database) {
         case 'leftOut':
           midLine ||= piece.before.length > 0 && !endsLine(piece.before);
           yield Buffer.from(leftOutMarker(piece.end - at, midLine));
+          midLine = false;
           break;
         default:
           piece satisfies never;

@@ -53,6 +53,23 @@ t.test('a line says how many bytes were left out of a log', async (t) => {
   }
 });
 
+t.test('no blank line comes between two such lines, if more is left out while the log is read', async (t) => {
+  const { store, id } = await deployment(t);
+  for (const [start, piece] of [
+    ['0', 'ab'],
+    ['4', 'ef'],
+    ['8', 'ij'],
+  ]) {
+    store.execute(`INSERT INTO log_chunks VALUES ('${id}', ${start}, CAST('${piece}' AS BLOB))`);
+  }
+  let text = '';
+  for (const bytes of store.reads.logs.text(id, 0, 10)) {
+    text += bytes;
+    if (text.endsWith(marker(2))) store.execute('DELETE FROM log_chunks WHERE start = 4');
+  }
+  t.equal(text, `ab\n${marker(2)}${marker(4)}ij`);
+});
+
 t.test('offsets count every byte that was printed, whatever was left out', async (t) => {
   const effects = fakeEffects();
   await fc.assert(
