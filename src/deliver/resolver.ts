@@ -2,6 +2,7 @@ import type { LookupAddress } from 'node:dns';
 import { CANCELLED, lookup, Resolver, SERVFAIL, TIMEOUT } from 'node:dns/promises';
 import { HOUR_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
+import { codeOf } from '../errors.ts';
 import { putLatest } from '../latest.ts';
 import { createSharedSemaphore, type Owner, type SharedSemaphore } from './key-shares.ts';
 
@@ -42,11 +43,13 @@ const REMEMBERED_MAX = 1_000;
 
 /**
  * Names that have answered quickly until now and suddenly do not may occupy all of the threads. So a lookup that takes
- * this long resolves to the name's last addresses, as in RFC 8767, section 5. A receiver that has moved is found again
- * with the next answer for its name.
+ * this long, or that no server answers, resolves to the name's last addresses, as in RFC 8767, section 5. A receiver that
+ * has moved is found again with the next answer for its name.
  */
 const STALE_AFTER_MS = 1_800;
 const STALE_MAX_MS = HOUR_MS;
+/** Servers are out of reach, refuse, or have failed themselves; that there is no such name is an answer. */
+const NO_ANSWER = 'EAI_AGAIN';
 
 interface PendingLookup {
   answer: Promise<readonly LookupAddress[]>;
@@ -186,12 +189,17 @@ export function createResolver(
     if (!lastAnswers.has(hostname)) return answer;
     const { promise, resolve } = Promise.withResolvers<readonly LookupAddress[]>();
     const waitMs = Math.max(0, firstWantedAtMs + STALE_AFTER_MS - effects.monotonicMs());
-    const cancel = effects.after(waitMs, () => {
+    const cancel = effects.after(waitMs, resolveToLast);
+    void answer.finally(cancel).then(resolve, (error: unknown) => {
+      if (codeOf(error) === NO_ANSWER) resolveToLast();
+      resolve(answer);
+    });
+    return promise;
+
+    function resolveToLast(): void {
       const last = lastAnswers.get(hostname);
       if (last !== undefined && effects.monotonicMs() - last.atMs <= STALE_MAX_MS) resolve(last.addresses);
-    });
-    void answer.finally(cancel).then(resolve, () => resolve(answer));
-    return promise;
+    }
   }
 }
 

@@ -254,8 +254,8 @@ t.test('the last answer for a name is used while no server answers', async (t) =
   t.equal(await Promise.race([late, nextTurn('none')]), 'none', 'but not for ever');
 });
 
-t.test('whoever joins a late look gets the last answer at once, and not its failure', async (t) => {
-  const { resolve, answer, fail, effects } = newResolver();
+t.test('whoever joins a late look gets the last answer at once', async (t) => {
+  const { resolve, answer, effects } = newResolver();
   const first = resolve('one.example', KEY);
   await nextTurn();
   answer('one.example');
@@ -266,8 +266,26 @@ t.test('whoever joins a late look gets the last answer at once, and not its fail
   await silent;
   const joined = resolve('one.example', KEY);
   effects.advance(0);
-  fail('one.example');
   t.strictSame(await joined, ANSWER);
+});
+
+t.test('the last answer for a name is used if servers fail, but not if they know no such name', async (t) => {
+  const { resolve, answer, fail, effects } = newResolver();
+  const first = resolve('one.example', KEY);
+  await nextTurn();
+  answer('one.example');
+  await first;
+  for (const { code, afterMs, expected } of [
+    { code: 'EAI_AGAIN', afterMs: 60 * 60_000, expected: ANSWER },
+    { code: 'ENOTFOUND', afterMs: 0, expected: 'ENOTFOUND' },
+    { code: 'EAI_AGAIN', afterMs: 1, expected: 'EAI_AGAIN' },
+  ]) {
+    effects.advance(afterMs);
+    const look = resolve('one.example', KEY).catch((error) => error.code);
+    await nextTurn();
+    fail('one.example', code);
+    t.strictSame(await look, expected);
+  }
 });
 
 t.test('of a name with thousands of addresses the first 32 are used', async (t) => {
@@ -339,7 +357,8 @@ function newResolver({ lookupsMax = undefined as number | undefined } = {}) {
     asked,
     questions,
     answer: (hostname: string, answer = ANSWER) => waiting.get(hostname)?.resolve(answer),
-    fail: (hostname: string) => waiting.get(hostname)?.reject(new Error('EAI_AGAIN')),
+    fail: (hostname: string, code = 'EAI_AGAIN') =>
+      waiting.get(hostname)?.reject(Object.assign(new Error(code), { code })),
     answerByDns: (hostname: string) => askedDns.get(hostname)?.resolve(true),
     beSilent: (hostname: string) => askedDns.get(hostname)?.resolve(false),
     failToAskDns: (hostname: string) => askedDns.get(hostname)?.reject(new Error('no resolver')),
