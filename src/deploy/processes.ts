@@ -76,7 +76,9 @@ async function passFor(visits: readonly Visit[]): Promise<void> {
   await visitEach(childrenOfMainThread());
   for (let list = 0; list < LISTS; list++) {
     await visitEach(youngestIds());
-    await visitEach(processIds().sort((one, other) => other - one));
+    const ids = processIds();
+    await visitEach(ids.sort((one, other) => other - one));
+    for (const processId of ids) visited.add(processId); // also those that hidepid hides
     await nextTurn();
   }
 

@@ -1,5 +1,7 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
+import fs from 'node:fs';
+import { syncBuiltinESMExports } from 'node:module';
 import { join } from 'node:path';
 import t from 'tap';
 import { stopTree } from '../../src/deploy/process-tree.ts';
@@ -99,4 +101,19 @@ t.test('a pass meets all that run, also what was forked during it, but for this 
   });
   t.ok(forkedId !== undefined && visitedIds.has(forkedId));
   for (const id of [process.pid, exitedId]) t.notOk(visitedIds.has(id));
+});
+
+t.test('a pass asks once for a process that hidepid hides', async (t) => {
+  const { openSync } = fs;
+  let asked = 0;
+  const hide: typeof openSync = (...words) => {
+    if (words[0] !== '/proc/1/stat') return openSync(...words);
+    asked += 1;
+    throw Object.assign(new Error('EPERM'), { code: 'EPERM' });
+  };
+  t.intercept(fs, 'openSync', { value: hide });
+  syncBuiltinESMExports();
+  t.teardown(syncBuiltinESMExports);
+  await visitProcesses(() => undefined);
+  t.equal(asked, 1);
 });
