@@ -46,6 +46,8 @@ export interface ApiOptions {
 interface Timeouts {
   /** Of a try, besides the time for which it asks the service to delay its answer. */
   answerMs: number;
+  /** Of a connection that a proxy makes, which several tries may wait for. */
+  tunnelMs: number;
   /** When it is said that no answer has come yet. */
   answerNoteMs: number;
   /** Of a streamed answer from which nothing comes. */
@@ -57,6 +59,8 @@ interface Timeouts {
 export const TIMEOUTS: Timeouts = {
   // A busy service may take long, and a proxy before it gives up after about so long.
   answerMs: 30_000,
+  // Squid tries an address for a minute, and only then says why there is no connection, or tries the next one.
+  tunnelMs: 75_000,
   answerNoteMs: 5_000,
   // The service sends a heartbeat every 15 s.
   silenceMs: 45_000,
@@ -132,7 +136,7 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
     factory: (origin, poolOptions) => new Pool(origin, { ...limits, ...poolOptions }),
     // To give up a try does not end the CONNECT that it waits for, and the next try would wait for the same one.
     clientFactory: (proxy, poolOptions) =>
-      new Pool(proxy, { headersTimeout: timeouts.answerMs, ...poolOptions }),
+      new Pool(proxy, { headersTimeout: timeouts.tunnelMs, ...poolOptions }),
   });
   const watched = watchConnections(proxies);
   const patience = () => createPatience(options.retryForMs, context);

@@ -3,7 +3,7 @@ import { createServer as createHttpServer } from 'node:http';
 import { createSecureServer } from 'node:http2';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { PassThrough, type Writable } from 'node:stream';
-import t from 'tap';
+import t, { type Test } from 'tap';
 import { type ApiClient, type ApiOptions, createApiClient, TIMEOUTS } from '../../src/cli/api-client.ts';
 import type { CommandContext } from '../../src/cli/command.ts';
 import { isDropped, isSilence } from '../../src/cli/connections.ts';
@@ -195,6 +195,37 @@ t.test('a proxy that makes no connection is given up like a service that does no
 });
 
 t.test('what a proxy makes no connection for is asked for again over another one', async (t) => {
+  const { url, environment } = await behindProxy(t, (asked, makeConnection) => {
+    if (asked > 1) makeConnection();
+  });
+  const timeouts = { ...TIMEOUTS, answerMs: 200, tunnelMs: 200 };
+  const options = { caPem: CA_PEM, retryForMs: 600_000, timeouts };
+  const client = clientOf({ url }, hurried(fakeEffects()), options, undefined, environment);
+  t.match(await client.call({ method: 'GET', path: '/' }), { ok: true });
+  await client.close();
+});
+
+t.test('a connection that a proxy makes slowly serves a later try', async (t) => {
+  const stderr = new PassThrough();
+  let connections = 0;
+  const { url, environment } = await behindProxy(t, (asked, makeConnection) => {
+    connections = asked;
+    let givenUp = 0;
+    stderr.on('data', () => {
+      givenUp += 1;
+      if (givenUp === 8) makeConnection(); // with the limit of a try it would have been given up by then
+    });
+  });
+  const timeouts = { ...TIMEOUTS, answerMs: 200 };
+  const options = { caPem: CA_PEM, retryForMs: 600_000, timeouts };
+  const client = clientOf({ url }, hurried(fakeEffects()), options, stderr, environment);
+  t.match(await client.call({ method: 'GET', path: '/' }), { ok: true });
+  t.equal(connections, 1);
+  await client.close();
+});
+
+/** A service behind a proxy that is asked for connections to it. */
+async function behindProxy(t: Test, onAsked: (asked: number, makeConnection: () => void) => void) {
   const service = await startReceiver(t, {
     tls: 'localhost',
     answers: [status(200, { body: JSON.stringify(QUEUED) })],
@@ -203,24 +234,24 @@ t.test('what a proxy makes no connection for is asked for again over another one
   const proxy = createHttpServer().on('connect', (_request, client) => {
     asked += 1;
     t.teardown(() => client.destroy());
-    if (asked === 1) return;
-    const tunnel = connect(service.port, '127.0.0.1', () => {
-      client.write('HTTP/1.1 200 OK\r\n\r\n');
-      tunnel.pipe(client).pipe(tunnel);
+    client.on('error', () => undefined);
+    onAsked(asked, () => {
+      const tunnel = connect(service.port, '127.0.0.1', () => {
+        client.write('HTTP/1.1 200 OK\r\n\r\n');
+        tunnel.pipe(client).pipe(tunnel);
+      });
+      tunnel.on('error', () => undefined);
     });
-    for (const end of [tunnel, client]) end.on('error', () => undefined);
   });
   proxy.listen(0, '127.0.0.1');
   await once(proxy, 'listening');
   t.teardown(() => proxy.close());
   const { port } = proxy.address() as AddressInfo;
-  const options = { caPem: CA_PEM, retryForMs: 600_000, timeouts: { ...TIMEOUTS, answerMs: 200 } };
-  const environment = { HTTPS_PROXY: `http://127.0.0.1:${port}` };
-  const there = { url: service.url.replace('127.0.0.1', 'localhost') };
-  const client = clientOf(there, hurried(fakeEffects()), options, undefined, environment);
-  t.match(await client.call({ method: 'GET', path: '/' }), { ok: true });
-  await client.close();
-});
+  return {
+    url: service.url.replace('127.0.0.1', 'localhost'),
+    environment: { HTTPS_PROXY: `http://127.0.0.1:${port}` },
+  };
+}
 
 t.test('a stream from which nothing comes is given up, also through a proxy', async (t) => {
   const service = await startReceiver(t, {
