@@ -28,11 +28,8 @@ t.test('concurrent requests for a name share one lookup', async (t) => {
 });
 
 t.test('names for which DNS does not answer are looked up a few at a time', async (t) => {
-  const { resolve, asked, answer } = newResolver();
-  const known = resolve('known.example', KEY);
-  await nextTurn();
-  answer('known.example');
-  await known;
+  const { resolve, know, asked, answer } = newResolver();
+  await know('known.example');
   asked.length = 0;
   for (const number of Array(100).keys()) void resolve(`dead${number}.example`, KEY);
   await nextTurn();
@@ -232,11 +229,8 @@ t.test('a known name that resolves late counts as new from then on', async (t) =
 });
 
 t.test('the last answer for a name is used while no server answers', async (t) => {
-  const { resolve, asked, answer, effects } = newResolver();
-  const first = resolve('one.example', KEY);
-  await nextTurn();
-  answer('one.example');
-  await first;
+  const { resolve, know, asked, effects } = newResolver();
+  await know('one.example');
   const silent = resolve('one.example', KEY);
   const fresh = resolve('two.example', KEY);
   effects.advance(1_799);
@@ -255,11 +249,8 @@ t.test('the last answer for a name is used while no server answers', async (t) =
 });
 
 t.test('whoever joins a late look gets the last answer at once', async (t) => {
-  const { resolve, answer, effects } = newResolver();
-  const first = resolve('one.example', KEY);
-  await nextTurn();
-  answer('one.example');
-  await first;
+  const { resolve, know, effects } = newResolver();
+  await know('one.example');
   const silent = resolve('one.example', KEY);
   await nextTurn();
   effects.advance(9_000);
@@ -270,11 +261,8 @@ t.test('whoever joins a late look gets the last answer at once', async (t) => {
 });
 
 t.test('the last answer for a name is used if servers fail, but not if they know no such name', async (t) => {
-  const { resolve, answer, fail, effects } = newResolver();
-  const first = resolve('one.example', KEY);
-  await nextTurn();
-  answer('one.example');
-  await first;
+  const { resolve, know, fail, effects } = newResolver();
+  await know('one.example');
   for (const { code, afterMs, expected } of [
     { code: 'EAI_AGAIN', afterMs: 60 * 60_000, expected: ANSWER },
     { code: 'ENOTFOUND', afterMs: 0, expected: 'ENOTFOUND' },
@@ -354,9 +342,10 @@ function newResolver({ lookupsMax = undefined as number | undefined } = {}) {
   return {
     effects,
     resolve,
+    know,
     asked,
     questions,
-    answer: (hostname: string, answer = ANSWER) => waiting.get(hostname)?.resolve(answer),
+    answer,
     fail: (hostname: string, code = 'EAI_AGAIN') =>
       waiting.get(hostname)?.reject(Object.assign(new Error(code), { code })),
     answerByDns: (hostname: string) => askedDns.get(hostname)?.resolve(true),
@@ -364,4 +353,16 @@ function newResolver({ lookupsMax = undefined as number | undefined } = {}) {
     failToAskDns: (hostname: string) => askedDns.get(hostname)?.reject(new Error('no resolver')),
     asksDns: (hostname: string) => askedDns.get(hostname)?.signal.aborted === false,
   };
+
+  /** A first look at the name, answered at once. */
+  async function know(hostname: string): Promise<void> {
+    const look = resolve(hostname, KEY);
+    await nextTurn();
+    answer(hostname);
+    await look;
+  }
+
+  function answer(hostname: string, addresses = ANSWER): void {
+    waiting.get(hostname)?.resolve(addresses);
+  }
 }
