@@ -10,7 +10,7 @@ import { follow, inFile, scriptProject } from '../helpers/administration.ts';
 import { COMPILE_CACHE, MAIN, type Place, place } from '../helpers/cli.ts';
 import { childrenOf } from '../helpers/commands.ts';
 import { ifMayUnshare, OWN_PROCESSES } from '../helpers/namespaces.ts';
-import { endOf, newDeployment, PROJECT } from '../helpers/store.ts';
+import { appendTo, endOf, newDeployment, PROJECT } from '../helpers/store.ts';
 import { needsTerminal, onTerminal, shownBy } from '../helpers/terminal.ts';
 
 /** After the longest wait of a follower between two looks at the log. */
@@ -182,13 +182,7 @@ async function runningWithLog(there: Place, bytes: Buffer): Promise<DeploymentId
 }
 
 function append(id: DeploymentId, bytes: Buffer, start: number) {
-  return {
-    id,
-    chunks: [{ start, bytes }],
-    logBytes: start + bytes.length,
-    dropTailBefore: null,
-    headBytes: 1024,
-  };
+  return appendTo(id, [{ start, bytes }], { headBytes: 1024 });
 }
 
 function davitSync({ directory }: Place, words: string[]) {

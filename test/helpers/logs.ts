@@ -2,7 +2,7 @@ import type { Test } from 'tap';
 import type { DeploymentId, KeyId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { type DeploymentsHttp, startDeploymentsHttp } from './deploying.ts';
-import { endOf, newDeployment, type TestStore, testStore } from './store.ts';
+import { appendTo, endOf, newDeployment, type TestStore, testStore } from './store.ts';
 
 interface Running {
   http: DeploymentsHttp;
@@ -41,13 +41,7 @@ export async function append(
   for (let at = 0; at < bytes.length; at += 65_536) {
     chunks.push({ start: start + at, bytes: bytes.subarray(at, at + 65_536) });
   }
-  await store.writer.write('logs.append', {
-    id,
-    chunks,
-    logBytes,
-    dropTailBefore: null,
-    headBytes: 0,
-  });
+  await store.writer.write('logs.append', appendTo(id, chunks, { logBytes }));
 }
 
 export async function finish(store: TestStore, id: DeploymentId): Promise<void> {

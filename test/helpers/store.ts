@@ -15,6 +15,7 @@ import {
 import type { Effects } from '../../src/effects.ts';
 import { type Database, openForReading, openForWriting } from '../../src/store/database.ts';
 import type { Caller, NewKey } from '../../src/store/keys.ts';
+import type { LogAppend } from '../../src/store/logs.ts';
 import type { ProjectSettings } from '../../src/store/projects.ts';
 import type { NewDeployment } from '../../src/store/queue.ts';
 import type { Report } from '../../src/store/reports.ts';
@@ -144,6 +145,17 @@ export function endOf(id: DeploymentId, changes: Partial<DeploymentEnd> = {}): D
     outputs: {},
     ...changes,
   };
+}
+
+/** What is appended to a log: these chunks, the last of which ends it, by default none of them in its head. */
+export function appendTo(
+  id: DeploymentId,
+  chunks: LogAppend['chunks'],
+  changes: Partial<LogAppend> = {},
+): LogAppend {
+  const last = chunks.at(-1);
+  const logBytes = last === undefined ? 0 : last.start + last.bytes.length;
+  return { id, chunks, logBytes, dropTailBefore: null, headBytes: 0, ...changes };
 }
 
 /** The report of another system, by default that the deployment runs. */

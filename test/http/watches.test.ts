@@ -10,7 +10,7 @@ import { giveUpReading } from '../../src/unread.ts';
 import { startDeploymentsHttp } from '../helpers/deploying.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { rawRequest } from '../helpers/http.ts';
-import { newDeployment, testStore } from '../helpers/store.ts';
+import { appendTo, newDeployment, testStore } from '../helpers/store.ts';
 import { countWatches } from '../helpers/watches.ts';
 import { startWholeService } from '../helpers/whole-service.ts';
 
@@ -30,13 +30,8 @@ t.test('a watch is told of changes to its own deployments and logs only', async 
   t.equal(await withLog.next(1_000), 'changed');
 
   async function print(id: DeploymentId): Promise<void> {
-    await store.writer.write('logs.append', {
-      id,
-      chunks: [{ start: 0, bytes: Buffer.from('x') }],
-      logBytes: 1,
-      dropTailBefore: null,
-      headBytes: 1,
-    });
+    const chunks = [{ start: 0, bytes: Buffer.from('x') }];
+    await store.writer.write('logs.append', appendTo(id, chunks, { headBytes: 1 }));
   }
 });
 
@@ -120,13 +115,7 @@ t.test('a service that stops ends an event stream properly, without an end event
   const projectId = await service.project({ command: null });
   const { id } = await service.admin.writer.write('deployments.create', newDeployment(projectId));
   const chunks = [{ start: 0, bytes: Buffer.from('one\n') }];
-  await service.admin.writer.write('logs.append', {
-    id,
-    chunks,
-    logBytes: 4,
-    dropTailBefore: null,
-    headBytes: 0,
-  });
+  await service.admin.writer.write('logs.append', appendTo(id, chunks));
   const log = await fetch(`${service.url}/v2/deployments/${id}/logs`, {
     headers: { authorization: `Bearer ${secret}`, accept: 'text/event-stream' },
   });

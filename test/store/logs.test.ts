@@ -4,7 +4,7 @@ import { createLogKeeper } from '../../src/deploy/log.ts';
 import type { DeploymentId } from '../../src/domain.ts';
 import { leftOutMarker, logWrites } from '../../src/store/logs.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { newDeployment, preparedBy, type TestStore, testStore } from '../helpers/store.ts';
+import { appendTo, newDeployment, preparedBy, type TestStore, testStore } from '../helpers/store.ts';
 
 t.test('a log is read back as it was printed, from any byte to any other', async (t) => {
   const { store, id } = await deployment(t);
@@ -186,19 +186,13 @@ async function deployment(t: Test): Promise<{ store: TestStore; id: DeploymentId
 }
 
 async function append(store: TestStore, id: DeploymentId, pieces: Buffer[]): Promise<void> {
-  let logBytes = 0;
+  let end = 0;
   const chunks = pieces.map((bytes) => {
-    const start = logBytes;
-    logBytes += bytes.length;
+    const start = end;
+    end += bytes.length;
     return { start, bytes };
   });
-  await store.writer.write('logs.append', {
-    id,
-    chunks,
-    logBytes,
-    dropTailBefore: null,
-    headBytes: 0,
-  });
+  await store.writer.write('logs.append', appendTo(id, chunks));
 }
 
 function textOf(store: TestStore, id: DeploymentId, from: number, end: number): Buffer {

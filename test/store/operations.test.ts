@@ -5,7 +5,16 @@ import type { InputOf, OperationName } from '../../src/store/operations.ts';
 import { newReplay, newWebhook } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
-import { caller, endOf, newDeployment, none, ref, type TestStore, testStore } from '../helpers/store.ts';
+import {
+  appendTo,
+  caller,
+  endOf,
+  newDeployment,
+  none,
+  ref,
+  type TestStore,
+  testStore,
+} from '../helpers/store.ts';
 
 /*
  * An operation on one thing must leave the others alone, and a read of one must reveal nothing of them. A file with
@@ -223,8 +232,7 @@ async function newWorld(store: TestStore, effects: FakeEffects, name: string) {
   const deployment = newDeployment(projectId, { keyId, ref: ref(name) });
   const { id: running } = await write('deployments.create', deployment);
   if ((await write('deployments.claim', undefined))?.id !== running) throw new Error('another was claimed');
-  const log = { chunks: [{ start: 0, bytes: Buffer.from(name.padEnd(9)) }], logBytes: 9 };
-  await write('logs.append', { ...log, id: running, dropTailBefore: null, headBytes: 0 });
+  await write('logs.append', appendTo(running, [{ start: 0, bytes: Buffer.from(name.padEnd(9)) }]));
   const { id: queued } = await write('deployments.create', deployment);
   const { id: reported } = await write('deployments.create', newDeployment(elsewhereId, { keyId }));
 

@@ -3,6 +3,7 @@ import type { DeploymentId, ProjectId } from '../../src/domain.ts';
 import type { ProjectSettings } from '../../src/store/projects.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import {
+  appendTo,
   endOf,
   eventsOf,
   newDeployment,
@@ -130,7 +131,10 @@ t.test('each commit notifies of the deployment, log or queue that it changed, an
   t.strictSame(heard.splice(0), [['queue']]);
   await store.writer.write('deployments.claim', undefined);
   t.strictSame(heard.splice(0), [[id]]);
-  await store.writer.write('logs.append', { ...LOG, id });
+  await store.writer.write(
+    'logs.append',
+    appendTo(id, [{ start: 0, bytes: Buffer.from('hello\n') }], { headBytes: 100 }),
+  );
   t.strictSame(heard.splice(0), [[`log:${id}`]], 'a log is no change of state');
   await store.writer.write('deployments.cancel', { id });
   t.strictSame(heard.splice(0), [[id, 'queue']], 'the executor hears of a cancellation');
@@ -290,13 +294,6 @@ t.test('an unknown project cannot be archived', async (t) => {
   await t.rejects(store.writer.write('projects.archive', { id: 'prj_none' as never }), { code: 'not_found' });
   t.strictSame(store.dump(), before);
 });
-
-const LOG = {
-  chunks: [{ start: 0, bytes: Buffer.from('hello\n') }],
-  logBytes: 6,
-  dropTailBefore: null,
-  headBytes: 100,
-};
 
 /** Typed as three, the most that a test takes. */
 async function create(

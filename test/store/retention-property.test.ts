@@ -7,7 +7,7 @@ import { newReplay, newWebhook } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { pruneAll } from '../helpers/retention.ts';
-import { endOf, newDeployment, reportFor, type TestStore, testStore } from '../helpers/store.ts';
+import { appendTo, endOf, newDeployment, reportFor, type TestStore, testStore } from '../helpers/store.ts';
 
 /*
  * After any history: what is unfinished stays, what is past retention goes, and all that is left refers to
@@ -225,11 +225,8 @@ async function happen(
       const id = openDeployment(`status = 'running'`);
       if (id === undefined) return;
       const start = store.reads.deployments.existing(id).log_bytes;
-      const logBytes = start + 10;
       const chunks = [{ start, bytes: Buffer.alloc(10) }];
-      await write('logs.append', {
-        ...{ id, chunks, logBytes, dropTailBefore: null, headBytes: logBytes },
-      });
+      await write('logs.append', appendTo(id, chunks, { headBytes: start + 10 }));
       return;
     }
     case 'pass':

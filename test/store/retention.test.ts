@@ -16,6 +16,7 @@ import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { pruneAll, RETENTION_MS, rowsOf, stepsOf } from '../helpers/retention.ts';
 import {
+  appendTo,
   endOf,
   newDeployment,
   none,
@@ -548,10 +549,7 @@ async function finish(store: TestStore, id: DeploymentId, status: 'succeeded' | 
 async function log(store: TestStore, id: DeploymentId, count: number, chunkBytes = 10): Promise<void> {
   const bytes = Buffer.alloc(chunkBytes, 'x');
   const chunks = Array.from({ length: count }, (_, index) => ({ start: index * chunkBytes, bytes }));
-  const logBytes = count * chunkBytes;
-  await store.writer.write('logs.append', {
-    ...{ id, chunks, logBytes, dropTailBefore: null, headBytes: logBytes },
-  });
+  await store.writer.write('logs.append', appendTo(id, chunks, { headBytes: count * chunkBytes }));
 }
 
 /** The numbers from 1 on, for the rows of an INSERT. */
