@@ -12,6 +12,7 @@ import { readStat } from '../../src/process-identity.ts';
 import { TURN_MAX_MS } from '../../src/turns.ts';
 import { fixture, newDeploymentId, until } from '../helpers/commands.ts';
 import { startProcess } from '../helpers/marked-processes.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
 
 t.test('the SIGTERM disposition of a process is read', async (t) => {
   const deploymentId = newDeploymentId();
@@ -101,6 +102,33 @@ t.test('a pass meets all that run, also what was forked during it, but for this 
   });
   t.ok(forkedId !== undefined && visitedIds.has(forkedId));
   for (const id of [process.pid, exitedId]) t.notOk(visitedIds.has(id));
+});
+
+t.test('a process that was forked last is met also if it is in no list of processes', async (t) => {
+  const { identity } = await startProcess(t, ['sleep', '1000']);
+  const loadavg = join(temporaryDirectory(t), 'loadavg');
+  const { openSync, readdirSync } = fs;
+  const listed = readdirSync('/proc').filter((name) => name !== String(identity.processId));
+  const replacedBy = new Map([
+    ['/proc/loadavg', loadavg],
+    [`/proc/self/task/${process.pid}/children`, '/dev/null'],
+  ]);
+  const open: typeof openSync = (path, ...words) => openSync(replacedBy.get(String(path)) ?? path, ...words);
+  const list = (path: string) => (path === '/proc' ? listed : readdirSync(path));
+  t.intercept(fs, 'openSync', { value: open });
+  t.intercept(fs, 'readdirSync', { value: list });
+  syncBuiltinESMExports();
+  t.teardown(syncBuiltinESMExports);
+  const met: boolean[] = [];
+  for (const laterIds of [0, 7, 100]) {
+    fs.writeFileSync(loadavg, `0.00 0.00 0.00 1/1 ${identity.processId + laterIds}\n`);
+    let isMet = false;
+    await visitProcesses(({ processId }) => {
+      isMet ||= processId === identity.processId;
+    });
+    met.push(isMet);
+  }
+  t.strictSame(met, [true, true, false]);
 });
 
 t.test('a pass asks once for a process that hidepid hides', async (t) => {
