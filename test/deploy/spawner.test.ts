@@ -454,10 +454,10 @@ t.test('a closed spawner starts nothing', async (t) => {
   });
 });
 
-function adoptingSpawner(t: Test, effects: Effects = realEffects): Spawner {
+function adoptingSpawner(t: Test): Spawner {
   t.equal(posix.becomeSubreaper(), true);
   t.teardown(() => koffi.load('libc.so.6').func('int prctl(int option, unsigned long value)')(36, 0));
-  return testSpawner(t, true, effects);
+  return testSpawner(t, true);
 }
 
 function ownScore(): number {

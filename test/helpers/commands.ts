@@ -26,9 +26,9 @@ export function fixture(name: string): string {
 export const PATH = process.env['PATH'] ?? '/usr/bin:/bin';
 
 /** A real spawner, closed when the test has ended. */
-export function testSpawner(t: Test, adopts = false, effects: Effects = realEffects): Spawner {
+export function testSpawner(t: Test, adopts = false): Spawner {
   stayAlive(t);
-  const spawner = createSpawner(posix, effects, adopts);
+  const spawner = createSpawner(posix, realEffects, adopts);
   t.teardown(() => spawner.close());
   return spawner;
 }
