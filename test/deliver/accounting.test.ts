@@ -133,7 +133,7 @@ async function davit(t: Test) {
   /** In the middle of an attempt: whether it was received and recorded is left to chance. */
   async function kill(): Promise<void> {
     await dispatcher.tick();
-    await sender.close();
+    sender.close();
     sender = testSender(t);
     dispatcher = testDispatcher(t, store, effects, { sender });
   }

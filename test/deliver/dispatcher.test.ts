@@ -293,7 +293,7 @@ t.test('an attempt that davit itself aborted is not recorded', async (t) => {
   await dispatcher.tick();
   await receiver.next();
   const before = store.dump();
-  await sender.close();
+  sender.close();
   await dispatcher.settled();
   t.strictSame(store.dump(), before);
 });
