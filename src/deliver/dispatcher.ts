@@ -155,8 +155,11 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     // It does not count as an attempt, and is made again at the next start, or by a claim if it was withdrawn.
     if (stopped) return;
 
+    const elapsedMs = effects.monotonicMs() - beganMs;
+    // Without the part of a millisecond by which `now` is behind: else a delivery could be dated before its attempt.
+    const setMs = Math.trunc(now() - atMs - elapsedMs);
     // By the clock as it is now, which may have been set meanwhile: what was settled before is dated so, too.
-    const endedAtMs = Math.round(now() - (effects.monotonicMs() - beganMs - outcome.durationMs));
+    const endedAtMs = atMs + outcome.durationMs + setMs;
     const settlement = settlementOf(delivery, { atMs, endedAtMs }, outcome);
     logAttempt(settlement, delivery);
     // This retries while the disk is full. Any other failure is a bug, and then the delivery stays under way, so that it

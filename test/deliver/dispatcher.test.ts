@@ -687,6 +687,29 @@ t.test('retries beyond a shortened window are rescheduled once, and that is logg
   );
 });
 
+t.test('a delivery is dated by the end of its attempt, to the millisecond', async (t) => {
+  const clock = fakeEffects();
+  const effects = { ...clock, now: () => Math.floor(clock.now()) };
+  const store = testStore(t, effects);
+  const outcome = { ok: true, statusCode: 200, error: null, remoteAddress: null, responseBody: null };
+  const sender = {
+    ...testSender(t),
+    async send() {
+      clock.advance(0.7); // what dispatching takes is not the attempt's
+      return { ...outcome, durationMs: 0, retryAfter: null };
+    },
+  };
+  const dispatcher = testDispatcher(t, store, effects, { sender });
+  await newDeliveries(store, (await subscribe(store, 'https://one.example')).id, 10);
+  await deliverDue(dispatcher, effects);
+  t.strictSame(
+    store.query(`
+      SELECT d.delivered_at - a.at AS afterMs, count(*) AS count
+        FROM deliveries d JOIN attempts a ON a.delivery_id = d.id GROUP BY 1`),
+    [{ afterMs: 0, count: 10 }],
+  );
+});
+
 t.test('on a full disk nothing is sent twice, and all is recorded once there is room', async (t) => {
   const { store, effects, dispatcher, wakes } = dispatching(t);
   const receiver = await startReceiver(t, { answers: [status(200, { body: 'x'.repeat(4096) })] });
