@@ -54,7 +54,7 @@ export function whyItMayTake(deployment: Deployment, store: Store, served: boole
   const { reads } = store;
   const { id, status, queue_position, project_id } = deployment;
   if (status === 'queued') {
-    const obstacle = obstacleOf(deployment, reads.projects.resolve(project_id), served);
+    const obstacle = obstacleOf(deployment, reads.projects.existing(project_id), served);
     return (
       obstacle ?? (queue_position === 1 ? undefined : `it is number ${queue_position} in its project's queue`)
     );

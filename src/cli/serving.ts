@@ -47,7 +47,7 @@ export function isLeft(
 /** Whether this deployment, which waits to start, does so as its project is paused: it takes no slot then. */
 export function waitsForResume(reads: Reads, { id, process }: RunningDeployment): boolean {
   if (process !== null) return false;
-  return reads.projects.resolve(reads.deployments.existing(id).project_id).status === 'paused';
+  return reads.projects.existing(reads.deployments.existing(id).project_id).status === 'paused';
 }
 
 /** Its process id and start, as far as its lock tells. */

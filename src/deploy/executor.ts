@@ -222,7 +222,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
   /** Undefined: it cannot be read at the moment. */
   function statusOf(id: ProjectId): ProjectStatus | undefined {
     try {
-      return reads.projects.resolve(id).status;
+      return reads.projects.existing(id).status;
     } catch (error) {
       if (!isUnavailable(error)) throw error;
       return undefined;

@@ -104,6 +104,13 @@ export function projectReads(database: Database) {
       return pageOf(rows, limit, toProject);
     },
 
+    /** Throws `not_found`. */
+    existing(id: ProjectId): ProjectDetails {
+      const row = byId.get(id);
+      if (row === undefined) throw noSuchProject();
+      return toDetails(row);
+    },
+
     /**
      * Finds a project by id, or by a name that only one has; an archived project gives way to one that is not. Throws
      * `not_found`, and `conflict` if several have the name.
@@ -165,7 +172,7 @@ export function projectWrites({ database, effects, changed }: WriteContext) {
       const id = newId('prj', effects);
       insert.run({ id, createdAt: effects.now(), ...columns(settings) });
       writeVariables(id, settings.variables, []);
-      return reads.resolve(id);
+      return reads.existing(id);
     },
 
     /**
@@ -178,7 +185,7 @@ export function projectWrites({ database, effects, changed }: WriteContext) {
       variables: Record<string, string>;
       unsetVariables: string[];
     }): ProjectDetails {
-      const before = reads.resolve(input.id);
+      const before = reads.existing(input.id);
       if (input.changes.command === null) refuseWhileQueued(before.queued_count);
       update.run({ id: input.id, ...columns({ ...settingsOf(before), ...input.changes }) });
       const { reportTimeoutMs } = input.changes;
@@ -191,7 +198,7 @@ export function projectWrites({ database, effects, changed }: WriteContext) {
         });
       }
       writeVariables(input.id, input.variables, input.unsetVariables);
-      return reads.resolve(input.id);
+      return reads.existing(input.id);
     },
 
     /**
@@ -199,7 +206,7 @@ export function projectWrites({ database, effects, changed }: WriteContext) {
      * `not_found`, and `conflict` for pausing an archived project, as it would accept deployments again.
      */
     setStatus({ id, status }: { id: ProjectId; status: ProjectStatus }): ProjectDetails {
-      const before = reads.resolve(id);
+      const before = reads.existing(id);
       if (status === 'paused' && before.status === 'archived') {
         throw new AppError('conflict', 'the project is archived and starts nothing: resume it first');
       }
