@@ -23,20 +23,20 @@ export interface DispatcherThreadData {
 }
 
 export type ToDispatcherThread =
-  | { begin: DispatcherThreadData }
-  | 'quietMs'
-  /** How long attempts that are under way may go on, in milliseconds. */
-  | { stop: number }
-  | { trust: string }
-  | { ping: WebhookId; pingId: number };
+  | { kind: 'begin'; data: DispatcherThreadData }
+  | { kind: 'quietMs' }
+  /** `graceMs`: how long attempts that are under way may go on. */
+  | { kind: 'stop'; graceMs: number }
+  | { kind: 'trust'; caPem: string }
+  | { kind: 'ping'; pingId: number; webhookId: WebhookId };
 export type FromDispatcherThread =
-  | 'ready'
+  | { kind: 'ready' }
   /** It ends without having begun: the path leads to other files than the writer has open. */
-  | 'moved'
-  | 'stopped'
-  | { quietMs: number }
+  | { kind: 'moved' }
+  | { kind: 'stopped' }
+  | { kind: 'quietMs'; quietMs: number }
   /** `unreadable`: the webhook could not be read from the disk; null: it failed because of a bug. Both are logged. */
-  | { pingId: number; result: PingResult | 'unreadable' | null };
+  | { kind: 'pinged'; pingId: number; result: PingResult | 'unreadable' | null };
 
 interface DispatcherThread {
   /** Starts sending. Resolves once it has started; rejects if it cannot. */
@@ -73,10 +73,10 @@ export function startDispatcherThread(onCrash: (error: unknown) => void, effects
   let ending = false;
 
   thread.on('message', (message: FromDispatcherThread) => {
-    if (message === 'ready') return ready.resolve();
-    if (message === 'moved') return fail(new AppError('conflict', MOVED_AT_START));
-    if (message === 'stopped') return stopped.resolve();
-    if ('pingId' in message) return settlePing(message);
+    if (message.kind === 'ready') return ready.resolve();
+    if (message.kind === 'moved') return fail(new AppError('conflict', MOVED_AT_START));
+    if (message.kind === 'stopped') return stopped.resolve();
+    if (message.kind === 'pinged') return settlePing(message);
     tellQuietMs(message.quietMs);
   });
   thread.on('error', fail);
@@ -89,25 +89,25 @@ export function startDispatcherThread(onCrash: (error: unknown) => void, effects
 
   return {
     begin(data) {
-      thread.postMessage({ begin: data } satisfies ToDispatcherThread, [data.port]);
+      thread.postMessage({ kind: 'begin', data } satisfies ToDispatcherThread, [data.port]);
       return ready.promise;
     },
     quietMs: () =>
       new Promise((resolve) => {
         tellQuietMs = resolve;
-        thread.postMessage('quietMs' satisfies ToDispatcherThread);
+        thread.postMessage({ kind: 'quietMs' } satisfies ToDispatcherThread);
       }),
     ping(webhookId) {
       lastPingId += 1;
       const ping = Promise.withResolvers<PingResult>();
       pings.set(lastPingId, ping);
-      thread.postMessage({ ping: webhookId, pingId: lastPingId } satisfies ToDispatcherThread);
+      thread.postMessage({ kind: 'ping', pingId: lastPingId, webhookId } satisfies ToDispatcherThread);
       return ping.promise;
     },
-    trust: (caPem) => thread.postMessage({ trust: caPem } satisfies ToDispatcherThread),
+    trust: (caPem) => thread.postMessage({ kind: 'trust', caPem } satisfies ToDispatcherThread),
     async stop(graceMs) {
       ending = true;
-      thread.postMessage({ stop: graceMs } satisfies ToDispatcherThread);
+      thread.postMessage({ kind: 'stop', graceMs } satisfies ToDispatcherThread);
       await stopped.promise;
       // A name lookup under way delays the end of the thread, and is not worth waiting for.
       await Promise.race([thread.terminate(), delay(TERMINATE_MAX_MS, effects)]);
@@ -120,7 +120,7 @@ export function startDispatcherThread(onCrash: (error: unknown) => void, effects
     onCrash(error);
   }
 
-  function settlePing({ pingId, result }: Extract<FromDispatcherThread, { pingId: number }>): void {
+  function settlePing({ pingId, result }: Extract<FromDispatcherThread, { kind: 'pinged' }>): void {
     const ping = pings.get(pingId);
     pings.delete(pingId);
     if (result === 'unreadable') ping?.reject(unreadable());

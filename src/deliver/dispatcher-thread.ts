@@ -34,9 +34,9 @@ if (parentPort === null) throw new Error('dispatcher-thread.ts runs as a worker 
 
 const owner = parentPort;
 owner.once('message', (message: ToDispatcherThread) => {
-  if (typeof message === 'object' && 'begin' in message) dispatch(owner, message.begin);
+  if (message.kind === 'begin') dispatch(owner, message.data);
   // Stopped before `begin`, because another part of davit could not start.
-  else owner.postMessage('stopped' satisfies FromDispatcherThread);
+  else owner.postMessage({ kind: 'stopped' } satisfies FromDispatcherThread);
 });
 
 function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
@@ -47,7 +47,7 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
   const opened = openInPlace(files, () => openReads(path));
   if (opened === undefined) {
     port.close();
-    owner.postMessage('moved' satisfies FromDispatcherThread);
+    owner.postMessage({ kind: 'moved' } satisfies FromDispatcherThread);
     return;
   }
   const { reads, close: closeReads } = opened;
@@ -84,12 +84,13 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
     else if (changes.has('settled')) wakeReplaysSoon();
   });
   owner.on('message', (message: ToDispatcherThread) => {
-    if (message === 'quietMs') owner.postMessage({ quietMs: loop.quietMs() } satisfies FromDispatcherThread);
-    else if ('stop' in message) void stop(message.stop);
-    else if ('trust' in message) sender.trust(message.trust);
-    else if ('ping' in message) void ping(message);
+    if (message.kind === 'quietMs')
+      owner.postMessage({ kind: 'quietMs', quietMs: loop.quietMs() } satisfies FromDispatcherThread);
+    else if (message.kind === 'stop') void stop(message.graceMs);
+    else if (message.kind === 'trust') sender.trust(message.caPem);
+    else if (message.kind === 'ping') void ping(message);
   });
-  owner.postMessage('ready' satisfies FromDispatcherThread);
+  owner.postMessage({ kind: 'ready' } satisfies FromDispatcherThread);
   releaseStartMemory(realEffects, 'thread');
   keepYoungWhatIsNew();
 
@@ -102,12 +103,12 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
     });
   }
 
-  async function ping({ ping, pingId }: { ping: WebhookId; pingId: number }): Promise<void> {
-    const result = await pinger.ping(ping).catch((error) => {
-      logger.error({ err: error, webhook_id: ping }, 'a ping went wrong');
+  async function ping({ pingId, webhookId }: { pingId: number; webhookId: WebhookId }): Promise<void> {
+    const result = await pinger.ping(webhookId).catch((error) => {
+      logger.error({ err: error, webhook_id: webhookId }, 'a ping went wrong');
       return isStorageProblem(error) ? 'unreadable' : null;
     });
-    owner.postMessage({ pingId, result } satisfies FromDispatcherThread);
+    owner.postMessage({ kind: 'pinged', pingId, result } satisfies FromDispatcherThread);
   }
 
   /** Lets attempts that are under way end if they do so in time, so that a clean stop sends nothing twice. */
@@ -120,6 +121,6 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
     closeReads();
     port.close();
     logger.flush(); // the thread is terminated, and sees no exit
-    owner.postMessage('stopped' satisfies FromDispatcherThread);
+    owner.postMessage({ kind: 'stopped' } satisfies FromDispatcherThread);
   }
 }
