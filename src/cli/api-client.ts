@@ -29,7 +29,7 @@ import {
   watchConnections,
 } from './connections.ts';
 import { createPatience, type Patience } from './patience.ts';
-import { proxiesOf } from './proxies.ts';
+import { type Proxies, proxiesOf } from './proxies.ts';
 
 export interface ApiOptions {
   /** Where the service is, with the path under which a proxy may serve it. */
@@ -111,33 +111,9 @@ const GLANCE_EVERY_MS = 1_000;
 
 /** Calls the API of a davit. Any request may be repeated: give those that write an Idempotency-Key. */
 export function createApiClient(options: ApiOptions, context: CommandContext): ApiClient {
-  const { baseUrl, key, caPem, version, timeouts } = options;
-  const ca = caPem === null ? undefined : [...getCACertificates('default'), caPem];
-  const tls = {
-    // Whatever NODE_TLS_REJECT_UNAUTHORIZED says: the key goes through these connections.
-    rejectUnauthorized: true,
-    // Over HTTP/2, undici keeps the connection when a request gets no answer, and the next try would wait for one in
-    // vain, too. Nor would an answer that a proxy cuts off fail as a lost connection.
-    allowH2: false,
-    ...(ca === undefined ? {} : { ca }),
-  };
+  const { baseUrl, key, version, timeouts } = options;
   const proxies = proxiesOf(context.environment, baseUrl);
-  const limits = {
-    headersTimeout: 0, // each request has a limit of its own
-    bodyTimeout: timeouts.silenceMs,
-    keepAliveMaxTimeout: timeouts.idleMs,
-  };
-  const agent = new EnvHttpProxyAgent({
-    ...proxies,
-    connect: { timeout: CONNECT_TIMEOUT_MS, ...tls },
-    requestTls: tls,
-    proxyTls: tls,
-    // As options of the agent they would not hold for plain HTTP through a proxy.
-    factory: (origin, poolOptions) => new Pool(origin, { ...limits, ...poolOptions }),
-    // To give up a try does not end the CONNECT that it waits for, and the next try would wait for the same one.
-    clientFactory: (proxy, poolOptions) =>
-      new Pool(proxy, { headersTimeout: timeouts.tunnelMs, ...poolOptions }),
-  });
+  const agent = createAgent(options, proxies);
   const watched = watchConnections(proxies);
   const patience = () => createPatience(options.retryForMs, context);
   let hadAddress = false;
@@ -325,4 +301,32 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
   function urlOf(path: string): URL {
     return new URL(baseUrl.href.replace(/\/*$/, '') + path);
   }
+}
+
+/** What connects to the service, or to the proxy that leads there. */
+function createAgent({ caPem, timeouts }: ApiOptions, proxies: Proxies): EnvHttpProxyAgent {
+  const tls = {
+    // Whatever NODE_TLS_REJECT_UNAUTHORIZED says: the key goes through these connections.
+    rejectUnauthorized: true,
+    // Over HTTP/2, undici keeps the connection when a request gets no answer, and the next try would wait for one in
+    // vain, too. Nor would an answer that a proxy cuts off fail as a lost connection.
+    allowH2: false,
+    ...(caPem !== null && { ca: [...getCACertificates('default'), caPem] }),
+  };
+  const limits = {
+    headersTimeout: 0, // each request has a limit of its own
+    bodyTimeout: timeouts.silenceMs,
+    keepAliveMaxTimeout: timeouts.idleMs,
+  };
+  return new EnvHttpProxyAgent({
+    ...proxies,
+    connect: { timeout: CONNECT_TIMEOUT_MS, ...tls },
+    requestTls: tls,
+    proxyTls: tls,
+    // As options of the agent they would not hold for plain HTTP through a proxy.
+    factory: (origin, poolOptions) => new Pool(origin, { ...limits, ...poolOptions }),
+    // To give up a try does not end the CONNECT that it waits for, and the next try would wait for the same one.
+    clientFactory: (proxy, poolOptions) =>
+      new Pool(proxy, { headersTimeout: timeouts.tunnelMs, ...poolOptions }),
+  });
 }
