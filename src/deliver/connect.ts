@@ -100,24 +100,16 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
   };
 
   function connect(url: URL, events: SocketEvents, key: Owner): OpenSocket {
-    const { protocol } = url;
+    const isTls = url.protocol === 'https:';
     const hostname = hostnameOf(url);
-    const port = Number(url.port || (protocol === 'https:' ? 443 : 80));
+    const port = Number(url.port || (isTls ? 443 : 80));
+    const refusal = isIP(hostname) === 0 ? null : guard.literalRefusal(hostname, port);
+    if (refusal !== null) return refusedSocket(refusal, events);
     let handlers: SocketEvents | undefined = events;
     const close = (error: Error | null) => {
       handlers?.closed(error);
       handlers = undefined;
     };
-    const refusal = isIP(hostname) === 0 ? null : guard.literalRefusal(hostname, port);
-    if (refusal !== null) {
-      queueMicrotask(() => close(refusal));
-      return {
-        remoteAddress: () => null,
-        write() {},
-        unsentBytes: () => 0,
-        destroy: () => (handlers = undefined),
-      };
-    }
     /** What came since the last request. */
     let pieces = 0;
     const socketOptions = {
@@ -139,7 +131,6 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
       },
     };
     const contextAtStart = secureContext;
-    const isTls = protocol === 'https:';
     const offered = isTls ? sessionOf(url.origin) : undefined;
     const socket = isTls
       ? openTls({ ...socketOptions, ...tlsOptions(hostname, offered) })
@@ -223,6 +214,18 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
       ...(session && { session: session.ticket }),
     };
   }
+}
+
+/** In place of a connection to an address that is not allowed: only its end. */
+function refusedSocket(refusal: Error, events: SocketEvents): OpenSocket {
+  let isDestroyed = false;
+  queueMicrotask(() => isDestroyed || events.closed(refusal));
+  return {
+    remoteAddress: () => null,
+    write() {},
+    unsentBytes: () => 0,
+    destroy: () => (isDestroyed = true),
+  };
 }
 
 /**
