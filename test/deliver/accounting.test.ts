@@ -3,7 +3,7 @@ import t, { type Test } from 'tap';
 import type { Sender } from '../../src/deliver/send.ts';
 import type { WebhookId } from '../../src/domain.ts';
 import { HOUR_MS } from '../../src/durations.ts';
-import { newDeliveries, newWebhook, testSender } from '../helpers/deliveries.ts';
+import { newDeliveries, newWebhook, testSender, updateWebhook } from '../helpers/deliveries.ts';
 import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { type Answer, hangUp, reset, startReceiver, status } from '../helpers/receiver.ts';
@@ -139,7 +139,7 @@ async function davit(t: Test) {
   }
 
   async function setStatus(webhookId: WebhookId, status: 'enabled' | 'disabled'): Promise<void> {
-    await store.writer.write('webhooks.update', { id: webhookId, status, disableReason: 'tired' });
+    await updateWebhook(store, webhookId, { status });
   }
 
   /** From now on all is well: until nothing is pending, or far too long. */

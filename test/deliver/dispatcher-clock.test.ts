@@ -1,7 +1,7 @@
 import t, { type Test } from 'tap';
 import type { Dispatcher } from '../../src/deliver/dispatcher.ts';
 import { DAY_MS, HOUR_MS } from '../../src/durations.ts';
-import { copyWaiting, endDeliveries, newDeliveries } from '../helpers/deliveries.ts';
+import { copyWaiting, endDeliveries, newDeliveries, updateWebhook } from '../helpers/deliveries.ts';
 import { deliverAll, deliverDue, dispatching, subscribe, testDispatcher } from '../helpers/dispatcher.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { keptLog } from '../helpers/kept-log.ts';
@@ -202,8 +202,7 @@ for (const isDue of [false, true]) {
     const { store, effects, dispatcher } = dispatching(t);
     const receiver = await startReceiver(t, { answers: [status(500)] });
     const { id } = await subscribe(store, receiver.url);
-    const turn = (status: 'disabled' | 'enabled') =>
-      store.writer.write('webhooks.update', { id, status, disableReason: 'tired' });
+    const turn = (status: 'disabled' | 'enabled') => updateWebhook(store, id, { status });
     effects.advance(24 * HOUR_MS);
     await newDeliveries(store, id, 1);
     for (let attempts = 0; attempts < 8; attempts++) {
@@ -488,11 +487,7 @@ t.test('a step of the clock that is too small to be noticed sends no last attemp
   for (const byMs of [-900, -800, -1_100]) {
     effects.jump(byMs);
     // It looks at all again.
-    await store.writer.write('webhooks.update', {
-      id,
-      url: `${receiver.url}/${byMs}`,
-      disableReason: 'tired',
-    });
+    await updateWebhook(store, id, { url: `${receiver.url}/${byMs}` });
     await deliverDue(dispatcher, effects);
   }
   effects.advance(6_000);

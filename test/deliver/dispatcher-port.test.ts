@@ -10,7 +10,7 @@ import { identifyFiles } from '../../src/store/place.ts';
 import { type Store, startWriterThread } from '../../src/store/store.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { until } from '../helpers/commands.ts';
-import { LOOPBACK_RULES, newReplay, newWebhook } from '../helpers/deliveries.ts';
+import { LOOPBACK_RULES, newReplay, newWebhook, updateWebhook } from '../helpers/deliveries.ts';
 import { held, startReceiver, status, unfinished } from '../helpers/receiver.ts';
 import { DEFAULT_SCHEDULE } from '../helpers/schedule.ts';
 import { newDeployment, PROJECT, temporaryDirectory } from '../helpers/store.ts';
@@ -50,7 +50,7 @@ t.test('a delivery that waits for a retry is sent when its webhook is enabled', 
   await deploy(store);
   await until(() => store.reads.webhooks.get(id)?.consecutive_failures === 1);
   for (const status of ['disabled', 'enabled'] as const) {
-    await store.writer.write('webhooks.update', { id, status, disableReason: 'tired' });
+    await updateWebhook(store, id, { status });
   }
   await until(() => store.reads.webhooks.get(id)?.last_success_at !== null);
   t.equal(receiver.requests.length, 2);

@@ -6,7 +6,7 @@ import { LANE_LIMITS } from '../../src/deliver/lanes.ts';
 import { verify } from '../../src/deliver/sign.ts';
 import type { DeliveryId, WebhookId } from '../../src/domain.ts';
 import { HOUR_MS } from '../../src/durations.ts';
-import { copyWaiting, newDeliveries, newWebhook, testSender } from '../helpers/deliveries.ts';
+import { copyWaiting, newDeliveries, newWebhook, testSender, updateWebhook } from '../helpers/deliveries.ts';
 import { deliverAll, deliverDue, dispatching, subscribe, testDispatcher } from '../helpers/dispatcher.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { keptLog } from '../helpers/kept-log.ts';
@@ -222,7 +222,7 @@ t.test(
     t.equal(store.reads.webhooks.get(id)?.status, 'disabled');
 
     effects.advance(1_000);
-    await store.writer.write('webhooks.update', { id, status: 'enabled', disableReason: 'tired' });
+    await updateWebhook(store, id, { status: 'enabled' });
     await deliverDue(dispatcher, effects);
     t.match(store.reads.deliveries.get(deliveryId), { status: 'delivered', attempt_count: 3 });
   },
@@ -237,7 +237,7 @@ t.test('410 from a former url of a webhook does not disable it', async (t) => {
   await newDeliveries(store, id, 1);
   await dispatcher.tick();
   await receiver.next();
-  await store.writer.write('webhooks.update', { id, url: elsewhere.url, disableReason: 'tired' });
+  await updateWebhook(store, id, { url: elsewhere.url });
   gone.release();
   await dispatcher.settled();
   t.match(store.query('SELECT status, consecutive_failures FROM webhooks'), [
@@ -430,9 +430,8 @@ t.test('an event is sent to the current url of its webhook, or not at all', asyn
   await dispatcher.tick();
   await store.writer.write('deployments.create', newDeployment(await store.project()));
   // The dispatcher has heard of the event, and of nothing else.
-  const change = { disableReason: 'tired' };
-  await store.writer.write('webhooks.update', { id: moved.id, url: elsewhere.url, ...change });
-  await store.writer.write('webhooks.update', { id: disabled.id, status: 'disabled', ...change });
+  await updateWebhook(store, moved.id, { url: elsewhere.url });
+  await updateWebhook(store, disabled.id, { status: 'disabled' });
   await store.writer.write('webhooks.remove', { id: deleted.id });
 
   await deliverDue(dispatcher, effects);
@@ -443,7 +442,7 @@ t.test('an event is sent to the current url of its webhook, or not at all', asyn
     { status: 'pending', attempt_count: 0 },
   ]);
 
-  await store.writer.write('webhooks.update', { id: disabled.id, status: 'enabled', ...change });
+  await updateWebhook(store, disabled.id, { status: 'enabled' });
   await deliverDue(dispatcher, effects);
   t.equal(receiver.requests.length, 1, 'what was held goes out');
 });
@@ -459,12 +458,11 @@ t.test('nothing is sent to a webhook that was changed while its connection was m
   await dispatcher.tick();
   await proxy.connected(4);
   effects.advance(1_000);
-  const change = { disableReason: 'tired' };
-  await store.writer.write('webhooks.update', { id: moved.id, url: elsewhere.url, ...change });
-  await store.writer.write('webhooks.update', { id: disabled.id, status: 'disabled', ...change });
+  await updateWebhook(store, moved.id, { url: elsewhere.url });
+  await updateWebhook(store, disabled.id, { status: 'disabled' });
   await store.writer.write('webhooks.remove', { id: deleted.id });
   for (const status of ['disabled', 'enabled'] as const) {
-    await store.writer.write('webhooks.update', { id: enabledAgain.id, status, ...change });
+    await updateWebhook(store, enabledAgain.id, { status });
   }
   proxy.release();
   await dispatcher.settled();
@@ -521,7 +519,7 @@ t.test('all deliveries that waited for a retry are due once their webhook is ena
   copyWaiting(store, 1_500, effects.now() + HOUR_MS);
   for (const status of ['disabled', 'enabled'] as const) {
     effects.advance(1_000);
-    await store.writer.write('webhooks.update', { id, status, disableReason: 'tired' });
+    await updateWebhook(store, id, { status });
   }
   await dispatcher.settled();
   t.strictSame(
@@ -539,7 +537,7 @@ t.test('deliveries of a webhook that was enabled just before a restart are due, 
   copyWaiting(store, 300, effects.now() + HOUR_MS);
   for (const status of ['disabled', 'enabled'] as const) {
     effects.advance(1_000);
-    await store.writer.write('webhooks.update', { id, status, disableReason: 'tired' });
+    await updateWebhook(store, id, { status });
   }
   const dispatcher = testDispatcher(t, store, effects);
   await dispatcher.tick();
@@ -590,8 +588,8 @@ const NEW_LADDERS: {
   {
     name: 'a delivery whose webhook is disabled and enabled',
     async begin(store, _id, of) {
-      await store.writer.write('webhooks.update', { id: of, status: 'disabled', disableReason: 'tired' });
-      await store.writer.write('webhooks.update', { id: of, status: 'enabled', disableReason: 'tired' });
+      await updateWebhook(store, of, { status: 'disabled' });
+      await updateWebhook(store, of, { status: 'enabled' });
     },
   },
 ];
@@ -673,7 +671,7 @@ t.test('retries beyond a shortened window are rescheduled once, and that is logg
   const dispatcher = testDispatcher(t, store, effects, { logger, schedule });
   await dispatcher.tick();
   // It looks at all again, before the last step.
-  await store.writer.write('webhooks.update', { id, url: `${receiver.url}/new`, disableReason: 'tired' });
+  await updateWebhook(store, id, { url: `${receiver.url}/new` });
   await dispatcher.tick();
   await dispatcher.settled();
   const said = lines.filter(({ msg }) => msg !== 'delivery attempt');

@@ -5,7 +5,7 @@ import type { WebhookId, WebhookStatus } from '../../src/domain.ts';
 import { newMetricsMemory } from '../../src/metric-cells.ts';
 import { exposition } from '../../src/metrics/exposition.ts';
 import type { Settlement } from '../../src/store/settlements.ts';
-import { newWebhook } from '../helpers/deliveries.ts';
+import { newWebhook, updateWebhook } from '../helpers/deliveries.ts';
 import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { movedOf, parseMetrics, type Scrape } from '../helpers/metrics.ts';
@@ -83,8 +83,7 @@ t.test(
   async (t) => {
     const { effects, dispatcher, deploy, scrape, store } = await service(t, [status(500)]);
     const [{ id } = { id: '' as WebhookId }] = store.query<{ id: WebhookId }>('SELECT id FROM webhooks');
-    const setStatus = (status: WebhookStatus) =>
-      store.writer.write('webhooks.update', { id, status, disableReason: 'tired' });
+    const setStatus = (status: WebhookStatus) => updateWebhook(store, id, { status });
     await setStatus('disabled');
     await deploy();
     for (let times = 0; times < 3; times++) {

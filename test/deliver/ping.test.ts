@@ -6,7 +6,7 @@ import { verify } from '../../src/deliver/sign.ts';
 import type { WebhookId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
-import { newWebhook, testSender } from '../helpers/deliveries.ts';
+import { newWebhook, testSender, updateWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { startProxy } from '../helpers/proxy.ts';
 import { type Answer, CA_PEM, hangUp, held, redirect, startReceiver, status } from '../helpers/receiver.ts';
@@ -89,7 +89,7 @@ t.test('a ping is refused every address that a delivery is', async (t) => {
 t.test('a disabled webhook can be pinged, a deleted one cannot', async (t) => {
   const { store, pinger, webhook, receiver } = await service(t);
   const { id } = webhook;
-  await store.writer.write('webhooks.update', { id, status: 'disabled', disableReason: 'by a test' });
+  await updateWebhook(store, id, { status: 'disabled' });
   t.match(await pinger.ping(id), { kind: 'attempted', attempt: { status_code: 200 } });
   await store.writer.write('webhooks.remove', { id });
   t.strictSame(await pinger.ping(id), { kind: 'gone' });
@@ -119,7 +119,7 @@ t.test('a ping is not sent if its webhook was deleted until its connection was m
 t.test('a ping goes to the URL that its webhook has when its connection is made', async (t) => {
   const { effects, store, id, result, receiver, proxy } = await slowPing(t);
   const moved = await startReceiver(t);
-  await store.writer.write('webhooks.update', { id, url: moved.url, disableReason: 'by a test' });
+  await updateWebhook(store, id, { url: moved.url });
   const { signing_secret: secret } = await store.writer.write('webhooks.rotate', { id, overlapMs: 0 });
   proxy.release();
   t.match(await result, { kind: 'attempted', attempt: { number: 1, status_code: 200 } });
@@ -136,8 +136,7 @@ t.test('a ping follows each change of the URL until a connection to the present 
   const { store, id, result, receiver, proxy } = await slowPing(t);
   const next = await startProxy(t, receiver.url);
   next.fates('hold');
-  const moveTo = (url: string) =>
-    store.writer.write('webhooks.update', { id, url, disableReason: 'by a test' });
+  const moveTo = (url: string) => updateWebhook(store, id, { url });
   await moveTo(next.url.replace('http:', 'https:'));
   proxy.release();
   await next.connected(1);

@@ -1,11 +1,11 @@
 import type { Test } from 'tap';
 import type { UrlRules } from '../../src/address.ts';
 import { createSender, type Sender, type SenderOptions } from '../../src/deliver/send.ts';
-import type { DeliveryId, EventType, KeyId, WebhookId } from '../../src/domain.ts';
+import type { DeliveryId, EventType, KeyId, Webhook, WebhookId } from '../../src/domain.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
 import type { NewReplay, Replay } from '../../src/store/replays.ts';
 import type { Store } from '../../src/store/store.ts';
-import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
+import type { WebhookUpdate, WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { cidr } from './cidr.ts';
 import { type FakeEffects, fakeEffects } from './effects.ts';
 import { newDeployment, type TestStore, testStore } from './store.ts';
@@ -26,6 +26,14 @@ export async function newWebhook(
   { url = 'https://example.com/hook', events = ['deployment.created'] as EventType[] } = {},
 ): Promise<WebhookWithSecret> {
   return await store.writer.write('webhooks.create', { keyId, url, events, description: null });
+}
+
+export function updateWebhook(
+  { writer }: Pick<TestStore, 'writer'>,
+  id: WebhookId,
+  changes: Omit<WebhookUpdate, 'id' | 'disableReason'>,
+): Promise<Webhook> {
+  return writer.write('webhooks.update', { id, ...changes, disableReason: 'disabled by a test' });
 }
 
 /** A store with one webhook, of a key that sees all projects. */

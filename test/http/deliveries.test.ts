@@ -6,7 +6,13 @@ import { createAnswers } from '../../src/http/answers.ts';
 import { deliveries } from '../../src/http/deliveries.ts';
 import { createPages } from '../../src/http/pages.ts';
 import { inSpareTurn } from '../../src/turns.ts';
-import { copyDeliveries, endDeliveries, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
+import {
+  copyDeliveries,
+  endDeliveries,
+  newDeliveries,
+  newWebhook,
+  updateWebhook,
+} from '../helpers/deliveries.ts';
 import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { call, startHttp } from '../helpers/http.ts';
@@ -456,8 +462,7 @@ t.test('a redelivery of a disabled webhook is held and sent once the webhook is 
   const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
   const [delivery = none()] = await newDeliveries(store, id, 1);
   endDeliveries(store, [delivery], 'exhausted');
-  const setStatus = (status: 'enabled' | 'disabled') =>
-    store.writer.write('webhooks.update', { id, status, disableReason: 'by a test' });
+  const setStatus = (status: 'enabled' | 'disabled') => updateWebhook(store, id, { status });
   await setStatus('disabled');
   const asked = await call(http, 'POST', `/v2/deliveries/${delivery}/redeliver`, keys.owner.secret);
   t.match(asked, { status: 202, body: { status: 'held', next_attempt_at: null } });
@@ -535,7 +540,7 @@ for (const { name, body, webhook, count } of COUNTS) {
     endDeliveries(store, ids.slice(0, 2), 'delivered');
     endDeliveries(store, ids.slice(2, 3), 'exhausted');
     if (webhook === 'disabled') {
-      await store.writer.write('webhooks.update', { id, status: webhook, disableReason: 'by a test' });
+      await updateWebhook(store, id, { status: webhook });
     }
     const asked = await call(http, 'POST', `/v2/webhooks/${id}/replay`, keys.owner.secret, body);
     t.match(asked, { status: 202, body: { count, status: body['status'] ?? null } });

@@ -9,6 +9,7 @@ import {
   newReplay,
   newWebhook,
   storeWithWebhook,
+  updateWebhook,
 } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import {
@@ -188,11 +189,11 @@ t.test('held deliveries are due from when their webhook is enabled', async (t) =
   const store = testStore(t, effects);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
-  await store.writer.write('webhooks.update', { id, status: 'disabled', disableReason: 'no more' });
+  await updateWebhook(store, id, { status: 'disabled' });
   await newDeliveries(store, id, 1);
   effects.advance(3_600_000);
   t.match(store.reads.backlog.webhook(id, effects.now()), { held_count: 1, next_attempt_at: null });
-  await store.writer.write('webhooks.update', { id, status: 'enabled', disableReason: 'no more' });
+  await updateWebhook(store, id, { status: 'enabled' });
   t.match(store.reads.backlog.webhook(id, effects.now()), {
     due_count: 1,
     next_attempt_at: new Date(effects.now()).toISOString(),
@@ -237,7 +238,7 @@ t.test('webhooks are listed by their next attempt, disabled ones last', async (t
   const [last] = await newDeliveries(store, later ?? none(), 1);
   store.execute(`UPDATE deliveries SET next_attempt_at = next_attempt_at + 60000 WHERE id = '${last}'`);
   const id = disabled ?? none();
-  await store.writer.write('webhooks.update', { id, status: 'disabled', disableReason: 'no more' });
+  await updateWebhook(store, id, { status: 'disabled' });
   const { webhooks, deliveries } = store.reads.backlog.all(effects.now(), 10);
   t.strictSame(
     webhooks.items.map((webhook) => webhook.id),

@@ -10,6 +10,7 @@ import {
   newDeliveries,
   newWebhook,
   storeWithWebhook,
+  updateWebhook,
 } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
@@ -24,7 +25,7 @@ t.test('a pending delivery of a disabled webhook is shown as held, and without a
     status: 'pending',
     next_attempt_at: '2026-11-21T08:00:00.000Z',
   });
-  await setStatus(store, id, 'disabled');
+  await updateWebhook(store, id, { status: 'disabled' });
   t.match(store.reads.deliveries.get(delivery), { status: 'held', next_attempt_at: null });
   t.match(await pageOf(store, id), [{ status: 'held', next_attempt_at: null }]);
   t.match(store.query('SELECT status FROM deliveries'), [{ status: 'pending' }], 'stored as pending');
@@ -114,7 +115,7 @@ t.test('few pending deliveries are found at once, however many others there are'
   t.strictSame(await pages({ ...pending, createdBeforeMs: effects.now() }, 10), [[second, first]]);
   t.strictSame(await pages({ ...pending, createdAfterMs: effects.now() - 1 }, 10), [[third]]);
   t.strictSame(await pages({ ...pending, eventTypes: ['deployment.failed'] }, 10), [[]]);
-  await setStatus(store, id, 'disabled');
+  await updateWebhook(store, id, { status: 'disabled' });
   t.strictSame(await pages(pending, 10), [[]]);
   t.strictSame(await pages({ statuses: ['held', 'pending'] }, 10), [[third, second, first]]);
 });
@@ -178,7 +179,7 @@ t.test('a page shows its webhook as it is at the end of the search', async (t) =
   const database = store.openReader();
   const { page } = deliveryReads(database, {
     inSpareTurn: async (look) => {
-      await setStatus(store, id, 'disabled');
+      await updateWebhook(store, id, { status: 'disabled' });
       return look();
     },
   });
@@ -187,7 +188,7 @@ t.test('a page shows its webhook as it is at the end of the search', async (t) =
     return (await page(ADMINISTRATOR, webhook, filter, Number.MAX_SAFE_INTEGER, 10)).items;
   };
   t.match(await found(null), [{ id: oldest, status: 'held', next_attempt_at: null }]);
-  await setStatus(store, id, 'enabled');
+  await updateWebhook(store, id, { status: 'enabled' });
   t.strictSame(await found(['exhausted', 'pending']), [], 'it is no longer as requested');
 });
 
@@ -365,13 +366,13 @@ t.test('a delivery of a disabled webhook that is redelivered is held until it is
   const { store, id } = await storeWithWebhook(t);
   const [delivery = none()] = await newDeliveries(store, id, 1);
   endDeliveries(store, [delivery], 'exhausted');
-  await setStatus(store, id, 'disabled');
+  await updateWebhook(store, id, { status: 'disabled' });
   t.match(await store.writer.write('deliveries.redeliver', { id: delivery }), {
     status: 'held',
     next_attempt_at: null,
   });
   t.strictSame(store.reads.outbox.pendingWebhooks(), []);
-  await setStatus(store, id, 'enabled');
+  await updateWebhook(store, id, { status: 'enabled' });
   t.match(store.reads.outbox.pendingWebhooks(), [{ webhook_id: id }]);
 });
 
@@ -400,9 +401,9 @@ t.test('an attempt that fails after a redelivery was asked for does not end the 
 t.test('a failed attempt on the ladder begun by enabling does not end a later redelivery', async (t) => {
   const { store, effects, id } = await storeWithWebhook(t);
   const [delivery = none()] = await newDeliveries(store, id, 1);
-  await setStatus(store, id, 'disabled');
+  await updateWebhook(store, id, { status: 'disabled' });
   effects.advance(60_000);
-  await setStatus(store, id, 'enabled');
+  await updateWebhook(store, id, { status: 'enabled' });
   const underWay = claimed(store, id, effects.now());
   await store.writer.write('deliveries.redeliver', { id: delivery });
   await settle(store, underWay, effects.now(), 'exhausted');
@@ -444,10 +445,6 @@ async function pageOf(store: TestStore, id: WebhookId, filter: Partial<DeliveryF
     limit,
   );
   return items;
-}
-
-function setStatus(store: TestStore, id: WebhookId, status: 'enabled' | 'disabled') {
-  return store.writer.write('webhooks.update', { id, status, disableReason: 'disabled by a test' });
 }
 
 function claimed(store: TestStore, id: WebhookId, nowMs: number) {

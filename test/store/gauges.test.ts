@@ -2,7 +2,7 @@ import t, { type Test } from 'tap';
 import type { WebhookId } from '../../src/domain.ts';
 import { COUNTED_MAX, type DueCount } from '../../src/store/gauges.ts';
 import { WEBHOOKS_OF_KEY_MAX } from '../../src/store/webhooks.ts';
-import { newDeliveries, newWebhook } from '../helpers/deliveries.ts';
+import { newDeliveries, newWebhook, updateWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, reportFor, type TestStore, testStore } from '../helpers/store.ts';
 
@@ -20,7 +20,7 @@ t.test('due deliveries are counted separately for failing and for healthy webhoo
   store.execute(`UPDATE webhooks SET failing_since = 1 WHERE id = '${failing}'`);
   store.execute(`UPDATE deliveries SET next_attempt_at = ${createdAtMs + 60_000}
                   WHERE seq = (SELECT max(seq) FROM deliveries WHERE webhook_id = '${failing}')`);
-  await store.writer.write('webhooks.update', { id: disabled, status: 'disabled', disableReason: 'no more' });
+  await updateWebhook(store, disabled, { status: 'disabled' });
   await store.writer.write('webhooks.remove', { id: deleted });
 
   t.strictSame(due(store, createdAtMs - 1), { healthy: NONE, failing: NONE }, 'nothing is due yet');
@@ -34,10 +34,10 @@ t.test('due deliveries are counted separately for failing and for healthy webhoo
 t.test('a delivery that was held has been due since its webhook was enabled', async (t) => {
   const { store, effects, webhook } = await place(t);
   const id = await webhook();
-  await store.writer.write('webhooks.update', { id, status: 'disabled', disableReason: 'no more' });
+  await updateWebhook(store, id, { status: 'disabled' });
   await newDeliveries(store, id, 1);
   effects.advance(3_600_000);
-  await store.writer.write('webhooks.update', { id, status: 'enabled', disableReason: 'no more' });
+  await updateWebhook(store, id, { status: 'enabled' });
   const enabledAtMs = effects.now();
   t.strictSame(due(store, enabledAtMs + 200).healthy, { count: 1, oldestAtMs: enabledAtMs });
 });

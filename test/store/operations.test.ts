@@ -2,7 +2,7 @@ import t, { type Test } from 'tap';
 import { type Attempt, EVENT_TYPES } from '../../src/domain.ts';
 import { HOUR_MS } from '../../src/durations.ts';
 import type { InputOf, OperationName } from '../../src/store/operations.ts';
-import { newReplay, newWebhook } from '../helpers/deliveries.ts';
+import { newReplay, newWebhook, updateWebhook } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import {
@@ -163,7 +163,7 @@ t.test('enabling a webhook does not change how attempts of the others are settle
   const [enabled = none(), ...others] = worlds;
   effects.advance(1);
   for (const status of ['disabled', 'enabled'] as const) {
-    await store.writer.write('webhooks.update', { id: enabled.webhookId, status, disableReason: '' });
+    await updateWebhook(store, enabled.webhookId, { status });
   }
   for (const { due } of others) {
     const settlement = settlementOf(due, effects.now(), { kind: 'exhausted' });
@@ -187,11 +187,8 @@ t.test('a revoked key keeps no other key from its writes, nor its webhooks from 
   const { store, worlds } = await threeWorlds(t);
   const [revoked = none(), { keyId, projectId, webhookId } = none()] = worlds;
   await store.writer.write('keys.revoke', { id: revoked.keyId });
-  const update = { id: webhookId, disableReason: '' } as const;
-  await store.writer.write('webhooks.update', { ...update, status: 'disabled' });
-  t.match(await store.writer.write('webhooks.update', { ...update, status: 'enabled' }), {
-    status: 'enabled',
-  });
+  await updateWebhook(store, webhookId, { status: 'disabled' });
+  t.match(await updateWebhook(store, webhookId, { status: 'enabled' }), { status: 'enabled' });
   const answer = await store.writer.write('answer', {
     operation: 'deployments.create',
     input: newDeployment(projectId, { keyId }),

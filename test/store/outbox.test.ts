@@ -2,7 +2,7 @@ import t from 'tap';
 import type { WebhookId } from '../../src/domain.ts';
 import { DAY_MS } from '../../src/durations.ts';
 import type { ClaimRequest } from '../../src/store/outbox.ts';
-import { newDeliveries, newWebhook, storeWithWebhook } from '../helpers/deliveries.ts';
+import { newDeliveries, newWebhook, storeWithWebhook, updateWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newKeysWebhook, settlementOf } from '../helpers/outbox.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
@@ -151,11 +151,7 @@ t.test('a claim has the url, the due deliveries and the live secrets of its own 
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const [first, second] = [await newKeysWebhook(store), await newKeysWebhook(store)];
-  await store.writer.write('webhooks.update', {
-    id: second,
-    url: 'https://other.example/hook',
-    disableReason: 'none',
-  });
+  await updateWebhook(store, second, { url: 'https://other.example/hook' });
   await store.writer.write('webhooks.rotate', { id: second, overlapMs: 60_000 });
   await store.writer.write('deployments.create', newDeployment(await store.project()));
   const request = (webhookId: WebhookId) => ({ webhookId, limit: 4, underWay: [], ahead: [] });
@@ -181,7 +177,7 @@ t.test('nothing is claimed for a webhook that is disabled or deleted', async (t)
   const disabled = await newKeysWebhook(store);
   const deleted = await newKeysWebhook(store);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
-  await store.writer.write('webhooks.update', { id: disabled, status: 'disabled', disableReason: 'tired' });
+  await updateWebhook(store, disabled, { status: 'disabled' });
   await store.writer.write('webhooks.remove', { id: deleted });
   const requests = [disabled, deleted].map((webhookId) => ({
     webhookId,

@@ -1,23 +1,20 @@
 import t, { type Test } from 'tap';
 import type { KeyId, WebhookId } from '../../src/domain.ts';
 import { recipientReads } from '../../src/store/recipients.ts';
-import { newWebhook } from '../helpers/deliveries.ts';
+import { newWebhook, updateWebhook } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { type TestStore, testStore } from '../helpers/store.ts';
 
 type Change = (store: TestStore, id: WebhookId, keyId: KeyId) => Promise<unknown>;
 
 const CHANGES: [what: string, change: Change][] = [
-  [
-    'another url',
-    ({ writer }, id) => writer.write('webhooks.update', { id, url: 'https://b.example/', disableReason: '' }),
-  ],
-  ['a disabling', ({ writer }, id) => writer.write('webhooks.update', { id, ...DISABLED })],
+  ['another url', (store, id) => updateWebhook(store, id, { url: 'https://b.example/' })],
+  ['a disabling', (store, id) => updateWebhook(store, id, { status: 'disabled' })],
   [
     'a disabling and enabling',
-    async ({ writer }, id) => {
-      await writer.write('webhooks.update', { id, ...DISABLED });
-      await writer.write('webhooks.update', { id, status: 'enabled', disableReason: '' });
+    async (store, id) => {
+      await updateWebhook(store, id, { status: 'disabled' });
+      await updateWebhook(store, id, { status: 'enabled' });
     },
   ],
   ['a rotation', ({ writer }, id) => writer.write('webhooks.rotate', { id, overlapMs: 60_000 })],
@@ -25,8 +22,6 @@ const CHANGES: [what: string, change: Change][] = [
   ['a deletion', ({ writer }, id) => writer.write('webhooks.remove', { id })],
   ['a revoked key', ({ writer }, _, id) => writer.write('keys.revoke', { id })],
 ];
-
-const DISABLED = { status: 'disabled', disableReason: 'tired' } as const;
 
 for (const [what, change] of CHANGES) {
   t.test(`${what} is seen by the next read of the recipient`, async (t) => {
@@ -101,7 +96,7 @@ t.test('a webhook is not read again after changes that do not concern sending', 
   const { store, webhookId, recipient } = await remembering(t, effects);
   const before = recipient();
   store.execute('UPDATE webhooks SET last_success_at = 1, consecutive_failures = 7, failing_since = 1');
-  await store.writer.write('webhooks.update', { id: webhookId, description: 'ours', disableReason: '' });
+  await updateWebhook(store, webhookId, { description: 'ours' });
   await newWebhook(store, (await store.key()).keyId);
   t.strictSame(recipient(), before);
   const changes = store.query('SELECT webhook_changes FROM instance');
@@ -114,7 +109,7 @@ t.test('a webhook is not read again after changes that do not concern sending', 
 
 t.test('that a webhook is disabled is remembered, too, until something changes', async (t) => {
   const { store, webhookId, recipient } = await remembering(t, fakeEffects());
-  await store.writer.write('webhooks.update', { id: webhookId, ...DISABLED });
+  await updateWebhook(store, webhookId, { status: 'disabled' });
   t.equal(recipient(), undefined);
   const [trigger = {}] = store.query(
     "SELECT sql FROM sqlite_schema WHERE name = 'webhook_is_sent_to_otherwise'",

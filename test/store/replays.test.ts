@@ -11,6 +11,7 @@ import {
   newReplay,
   newWebhook,
   storeWithWebhook,
+  updateWebhook,
 } from '../helpers/deliveries.ts';
 import type { FakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
@@ -283,10 +284,10 @@ t.test('a replay never touches the deliveries of another webhook, which has its 
 t.test('a replay of a disabled webhook waits until it is enabled', async (t) => {
   const { store, effects, id } = await storeWithWebhook(t);
   await newDeliveries(store, id, 1);
-  await setStatus(store, id, 'disabled');
+  await updateWebhook(store, id, { status: 'disabled' });
   await newReplay(store, effects, id);
   t.strictSame(store.reads.replays.open(), []);
-  await setStatus(store, id, 'enabled');
+  await updateWebhook(store, id, { status: 'enabled' });
   t.match(store.reads.replays.open(), [{ webhookId: id }]);
 });
 
@@ -324,7 +325,7 @@ t.test(
       retryAfterSeconds: 30,
     });
     t.strictSame(store.dump(), before);
-    await setStatus(store, id, 'disabled');
+    await updateWebhook(store, id, { status: 'disabled' });
     await t.rejects(newReplay(store, effects, id), {
       code: 'rate_limited',
       message: 'too many replays of this webhook are open: they wait until it is enabled',
@@ -399,8 +400,4 @@ async function stepAll(store: TestStore): Promise<void> {
   const [open = none()] = store.reads.replays.open();
   const { seqs, endSeq } = store.reads.replays.slice(open, open.doneSeq, 10);
   await store.writer.write('replays.step', { seq: open.seq, seqs, doneSeq: endSeq });
-}
-
-function setStatus(store: TestStore, id: WebhookId, status: 'enabled' | 'disabled') {
-  return store.writer.write('webhooks.update', { id, status, disableReason: 'disabled by a test' });
 }

@@ -11,6 +11,7 @@ import {
   newDeliveries,
   newReplay,
   newWebhook,
+  updateWebhook,
 } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
@@ -124,7 +125,7 @@ t.test(
 t.test('deliveries held for a disabled webhook are kept as long as the webhook is', async (t) => {
   const { store, effects, id, keyId } = await withWebhook(t);
   const deliveries = await newDeliveries(store, id, 3);
-  await store.writer.write('webhooks.update', { id, status: 'disabled', disableReason: 'by a test' });
+  await updateWebhook(store, id, { status: 'disabled' });
   effects.advance(10 * RETENTION_MS);
   t.strictSame(await pruneAll(store), {});
   await store.writer.write('keys.revoke', { id: keyId });

@@ -5,7 +5,7 @@ import type { DueDelivery } from '../../src/store/outbox.ts';
 import type { PendingPosition, Settlement } from '../../src/store/settlements.ts';
 import { inSteps } from '../../src/store/steps.ts';
 import type { WebhookUpdate } from '../../src/store/webhooks.ts';
-import { copyWaiting, newDeliveries, storeWithWebhook } from '../helpers/deliveries.ts';
+import { copyWaiting, newDeliveries, storeWithWebhook, updateWebhook } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, newKeysWebhook, settlementOf } from '../helpers/outbox.ts';
 import { newDeployment, none, type TestStore, testStore } from '../helpers/store.ts';
@@ -115,7 +115,7 @@ t.test('a delivery has a thousand attempts at most, however often its webhook is
   const failAfter = async (attempts: number) => {
     store.execute(`UPDATE deliveries SET attempt_count = ${attempts}`);
     for (const status of ['disabled', 'enabled'] as const) {
-      await store.writer.write('webhooks.update', { id: webhookId, status, disableReason: 'tired' });
+      await updateWebhook(store, webhookId, { status });
     }
     const [due = none()] = dueOf(store, webhookId, effects.now(), 1);
     const next = { kind: 'retry', atMs: effects.now() } as const;
@@ -252,7 +252,10 @@ t.test('a failed attempt does not replace the reason of a webhook that is disabl
   await store.writer.write('outbox.settle', failed);
   effects.advance(6 * DAY_MS);
   await store.writer.write('outbox.settle', settlementOf(due, effects.now(), { kind: 'exhausted' }));
-  t.match(store.reads.webhooks.get(webhookId), { status_reason: 'tired', consecutive_failures: 2 });
+  t.match(store.reads.webhooks.get(webhookId), {
+    status_reason: 'tired',
+    consecutive_failures: 2,
+  });
 });
 
 t.test('an attempt of a delivery that was pruned meanwhile is not recorded', async (t) => {
@@ -323,7 +326,7 @@ for (const { name, setMs = 0, changes, isDeleted = false, missed } of OTHER_RECE
     effects.advance(1_000);
     effects.jump(setMs);
     for (const change of changes) {
-      await store.writer.write('webhooks.update', { id, disableReason: 'tired', ...change });
+      await updateWebhook(store, id, change);
     }
     if (isDeleted) await store.writer.write('webhooks.remove', { id });
     // The webhook as it is now has failed, too: one more failure would disable it.

@@ -3,8 +3,14 @@ import type { KeyId, WebhookId } from '../../src/domain.ts';
 import { DAY_MS } from '../../src/durations.ts';
 import { type Change, enabledChange } from '../../src/store/changes.ts';
 import { openForWriting } from '../../src/store/database.ts';
-import { WEBHOOKS_OF_KEY_MAX, type WebhookUpdate, webhookWrites } from '../../src/store/webhooks.ts';
-import { newDeliveries, newReplay, newWebhook, storeWithWebhook } from '../helpers/deliveries.ts';
+import { WEBHOOKS_OF_KEY_MAX, webhookWrites } from '../../src/store/webhooks.ts';
+import {
+  newDeliveries,
+  newReplay,
+  newWebhook,
+  storeWithWebhook,
+  updateWebhook,
+} from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { dueOf } from '../helpers/outbox.ts';
 import {
@@ -63,7 +69,7 @@ t.test('an update changes what is given and nothing else', async (t) => {
   const store = testStore(t);
   const { keyId } = await store.key();
   const { id, signing_secret: _, ...before } = await newWebhook(store, keyId);
-  const changes: Omit<WebhookUpdate, 'id' | 'disableReason'>[] = [
+  const changes: Parameters<typeof updateWebhook>[2][] = [
     { description: 'for the status page' },
     { url: 'https://example.net/other' },
     { events: ['deployment.failed', 'deployment.started'] },
@@ -71,7 +77,7 @@ t.test('an update changes what is given and nothing else', async (t) => {
   ];
   let expected = before;
   for (const change of changes) {
-    const after = await update(store, id, change);
+    const after = await updateWebhook(store, id, change);
     expected = { ...expected, ...change } as typeof expected;
     t.strictSame(after, { id, ...expected });
     t.strictSame(store.reads.webhooks.get(id), after);
@@ -83,7 +89,7 @@ t.test('a change of events applies to later events; what is pending stays pendin
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId, { events: ['deployment.created'] });
   await newDeliveries(store, id, 2);
-  await update(store, id, { events: ['deployment.canceled'] });
+  await updateWebhook(store, id, { events: ['deployment.canceled'] });
   await newDeliveries(store, id, 2);
   t.strictSame(store.query('SELECT event_type, status FROM deliveries'), [
     { event_type: 'deployment.created', status: 'pending' },
@@ -123,12 +129,13 @@ t.test(
 
 t.test('disabling a webhook sets the reason, and does not replace an earlier one', async (t) => {
   const { store, id } = await storeWithWebhook(t);
-  t.match(await update(store, id, { status: 'disabled' }), {
+  const disabling = { id, status: 'disabled', disableReason: 'tired' } as const;
+  t.match(await store.writer.write('webhooks.update', disabling), {
     status: 'disabled',
-    status_reason: 'disabled by a test',
+    status_reason: 'tired',
   });
   store.execute("UPDATE webhooks SET status_reason = 'the receiver answered 410 Gone'");
-  t.match(await update(store, id, { status: 'disabled' }), { status_reason: /410/ });
+  t.match(await updateWebhook(store, id, { status: 'disabled' }), { status_reason: /410/ });
 });
 
 t.test('enabling a webhook resets its failures, and held deliveries begin their ladder anew', async (t) => {
@@ -137,14 +144,14 @@ t.test('enabling a webhook resets its failures, and held deliveries begin their 
   store.execute(`
     UPDATE deliveries SET next_attempt_at = next_attempt_at + ${DAY_MS / 2}, attempt_count = 8, ladder_attempts = 8;
     UPDATE webhooks SET consecutive_failures = 8, failing_since = created_at`);
-  await update(store, id, { status: 'disabled' });
+  await updateWebhook(store, id, { status: 'disabled' });
   const [arisen] = await newDeliveries(store, id, 1);
   t.strictSame(store.reads.outbox.pendingWebhooks(), []);
 
   effects.advance(60_000);
   const heard: Change[] = [];
   store.writer.onCommit((changes) => heard.push(...changes));
-  t.match(await update(store, id, { status: 'enabled' }), {
+  t.match(await updateWebhook(store, id, { status: 'enabled' }), {
     status: 'enabled',
     status_reason: null,
     consecutive_failures: 0,
@@ -172,9 +179,9 @@ t.test('enabling a webhook begins new ladders, also by a clock that was set back
     UPDATE deliveries
        SET attempt_count = 8, ladder_attempts = 8, next_attempt_at = ${effects.now() - DAY_MS / 2} + iif(id = '${due}', 0, 20000)`);
   effects.jump(-DAY_MS / 2);
-  await update(store, id, { status: 'disabled' });
+  await updateWebhook(store, id, { status: 'disabled' });
   effects.advance(10_000);
-  await update(store, id, { status: 'enabled' });
+  await updateWebhook(store, id, { status: 'enabled' });
   const claimed = () =>
     dueOf(store, id, effects.now(), 10).map((delivery) => [delivery.id, delivery.ladder_attempts]);
   t.strictSame(claimed(), [[due, 0]]);
@@ -200,7 +207,7 @@ for (const [sign, isMoved] of [
     async (t) => {
       const { store, effects, id } = await storeWithWebhook(t);
       await newDeliveries(store, id, 1);
-      await update(store, id, { status: 'disabled' });
+      await updateWebhook(store, id, { status: 'disabled' });
       effects.advance(DAY_MS);
       const before = effects.now();
       effects.jump(-DAY_MS / 2);
@@ -213,7 +220,7 @@ for (const [sign, isMoved] of [
         await store.writer.write('instance.clockWasSet', { atMs: at, byMs: -DAY_MS / 2 });
       }
       effects.advance(1_000);
-      await update(store, id, { status: 'enabled' });
+      await updateWebhook(store, id, { status: 'enabled' });
       t.strictSame(store.query('SELECT ladder_started_at FROM deliveries'), [
         { ladder_started_at: effects.now() - 1 },
       ]);
@@ -250,7 +257,7 @@ t.test('enabling an enabled webhook changes nothing', async (t) => {
   store.execute('UPDATE webhooks SET consecutive_failures = 2, failing_since = created_at');
   effects.advance(1_000);
   const before = store.dump();
-  await update(store, id, { status: 'enabled' });
+  await updateWebhook(store, id, { status: 'enabled' });
   t.strictSame(store.dump(), before);
 });
 
@@ -258,7 +265,7 @@ t.test('a webhook whose key was revoked cannot be enabled', async (t) => {
   const { store, keyId, id } = await storeWithWebhook(t);
   await store.writer.write('keys.revoke', { id: keyId });
   const before = store.dump();
-  await t.rejects(update(store, id, { status: 'enabled', url: 'https://example.net/' }), {
+  await t.rejects(updateWebhook(store, id, { status: 'enabled', url: 'https://example.net/' }), {
     code: 'conflict',
   });
   t.strictSame(store.dump(), before);
@@ -271,9 +278,9 @@ t.test('a new url resets the failures of a webhook, the same url does not', asyn
   store.execute('UPDATE webhooks SET consecutive_failures = 2, failing_since = created_at');
   const heard: Change[] = [];
   store.writer.onCommit((changes) => heard.push(...changes));
-  t.match(await update(store, id, { url }), { consecutive_failures: 2 });
+  t.match(await updateWebhook(store, id, { url }), { consecutive_failures: 2 });
   t.strictSame(heard, []);
-  t.match(await update(store, id, { url: 'https://example.net/' }), { consecutive_failures: 0 });
+  t.match(await updateWebhook(store, id, { url: 'https://example.net/' }), { consecutive_failures: 0 });
   t.strictSame(heard, ['outbox'], 'the outbox is notified');
   t.match(store.query('SELECT failing_since FROM webhooks'), [{ failing_since: null }]);
 });
@@ -388,7 +395,7 @@ t.test('whatever is done to a webhook, the others stay as they are', async (t) =
   const before = ofOther();
   t.ok(before.every(({ length }) => length > 0));
   effects.advance(1);
-  await update(store, one.id, {
+  await updateWebhook(store, one.id, {
     ...{
       url: 'https://example.net/',
       events: ['deployment.failed'],
@@ -396,7 +403,7 @@ t.test('whatever is done to a webhook, the others stay as they are', async (t) =
       status: 'disabled',
     },
   });
-  await update(store, one.id, { status: 'enabled' });
+  await updateWebhook(store, one.id, { status: 'enabled' });
   await rotate(store, one.id, 0);
   await store.writer.write('webhooks.remove', { id: one.id });
   t.strictSame(ofOther(), before);
@@ -410,16 +417,12 @@ t.test('an unknown or deleted webhook is not_found for every change, and nothing
   await store.writer.write('webhooks.remove', { id: deleted.id });
   const before = store.dump();
   for (const id of [deleted.id, 'whk_0000000000000000000000' as WebhookId]) {
-    await t.rejects(update(store, id, { description: 'x' }), { code: 'not_found' });
+    await t.rejects(updateWebhook(store, id, { description: 'x' }), { code: 'not_found' });
     await t.rejects(rotate(store, id, 0), { code: 'not_found' });
     await t.rejects(store.writer.write('webhooks.remove', { id }), { code: 'not_found' });
   }
   t.strictSame(store.dump(), before);
 });
-
-function update(store: TestStore, id: WebhookId, changes: Omit<WebhookUpdate, 'id' | 'disableReason'>) {
-  return store.writer.write('webhooks.update', { id, ...changes, disableReason: 'disabled by a test' });
-}
 
 function rotate(store: TestStore, id: WebhookId, overlapMs: number) {
   return store.writer.write('webhooks.rotate', { id, overlapMs });
