@@ -84,39 +84,42 @@ export async function migrateOlder(
   // The file itself, if this is a link to it.
   const path = realPath(dbPath);
   const unlock = lockForServing(path, process.pid, context.effects);
+  let published: string | undefined;
   try {
     // Another davit may have migrated it before the lock was this one's.
     if (!isOlder(path)) return null;
     // A service that is restarted every second must not copy and check the whole file each time, to be refused then.
     refuseWhileOpen(path);
     await listener?.onBegin(SCHEMA_VERSION);
-    let published: string | undefined;
-    const stoppedNote = () =>
-      published === undefined || removeNeedless(published)
-        ? NOTHING_CHANGED
-        : `stopped while it was migrated: the file as it was is kept as ${printable(published)}`;
-    const keepAndMigrate = async (partial: PartialFile, signal: AbortSignal) => {
-      const file = { path, name: dbPath };
-      const { schema_version } = await fillPartial('copy', file, partial, signal, context);
-      giveToOwner([partial.path], statSync(path));
-      const at = timestamp(context.effects.now()).replaceAll(':', '-');
-      const keptAs = `${path}.before-v${SCHEMA_VERSION}-${at}`;
-      partial.publishAs(keptAs);
-      published = keptAs;
-      listener?.onKept(keptAs);
-      try {
-        await migrateInPlace(file, signal, context, (message) => {
-          if (message.kind === 'migrating') listener?.onStep(message.version);
-        });
-      } catch (error) {
-        removeNeedless(keptAs);
-        throw error;
-      }
-      return { from_schema: schema_version, to_schema: SCHEMA_VERSION, kept_as: keptAs };
-    };
     return await withPartial(dirname(path), context, keepAndMigrate, stoppedNote);
   } finally {
     unlock();
+  }
+
+  async function keepAndMigrate(partial: PartialFile, signal: AbortSignal): Promise<Migrated> {
+    const file = { path, name: dbPath };
+    const { schema_version } = await fillPartial('copy', file, partial, signal, context);
+    giveToOwner([partial.path], statSync(path));
+    const at = timestamp(context.effects.now()).replaceAll(':', '-');
+    const keptAs = `${path}.before-v${SCHEMA_VERSION}-${at}`;
+    partial.publishAs(keptAs);
+    published = keptAs;
+    listener?.onKept(keptAs);
+    try {
+      await migrateInPlace(file, signal, context, (message) => {
+        if (message.kind === 'migrating') listener?.onStep(message.version);
+      });
+    } catch (error) {
+      removeNeedless(keptAs);
+      throw error;
+    }
+    return { from_schema: schema_version, to_schema: SCHEMA_VERSION, kept_as: keptAs };
+  }
+
+  function stoppedNote(): string {
+    return published === undefined || removeNeedless(published)
+      ? NOTHING_CHANGED
+      : `stopped while it was migrated: the file as it was is kept as ${printable(published)}`;
   }
 
   /**
