@@ -4,6 +4,7 @@ import type { PingResult, WebhookId } from '../domain.ts';
 import { delay, type Effects } from '../effects.ts';
 import { AppError, unreadable } from '../errors.ts';
 import type { LogOptions } from '../logger.ts';
+import { createSlots } from '../slots.ts';
 import type { FileIdentity } from '../store/place.ts';
 import type { RetrySchedule } from './retry.ts';
 import type { SenderOptions } from './send.ts';
@@ -67,8 +68,7 @@ export function startDispatcherThread(onCrash: (error: unknown) => void, effects
   const ready = Promise.withResolvers<void>();
   const stopped = Promise.withResolvers<void>();
   let tellQuietMs = (_quietMs: number): void => undefined;
-  const pings = new Map<number, PromiseWithResolvers<PingResult>>();
-  let lastPingId = 0;
+  const pings = createSlots<PromiseWithResolvers<PingResult>>();
   /** Whether its end is expected, or was told. */
   let ending = false;
 
@@ -98,10 +98,9 @@ export function startDispatcherThread(onCrash: (error: unknown) => void, effects
         thread.postMessage({ kind: 'quietMs' } satisfies ToDispatcherThread);
       }),
     ping(webhookId) {
-      lastPingId += 1;
       const ping = Promise.withResolvers<PingResult>();
-      pings.set(lastPingId, ping);
-      thread.postMessage({ kind: 'ping', pingId: lastPingId, webhookId } satisfies ToDispatcherThread);
+      const pingId = pings.put(ping);
+      thread.postMessage({ kind: 'ping', pingId, webhookId } satisfies ToDispatcherThread);
       return ping.promise;
     },
     trust: (caPem) => thread.postMessage({ kind: 'trust', caPem } satisfies ToDispatcherThread),
@@ -121,8 +120,7 @@ export function startDispatcherThread(onCrash: (error: unknown) => void, effects
   }
 
   function settlePing({ pingId, result }: Extract<FromDispatcherThread, { kind: 'pinged' }>): void {
-    const ping = pings.get(pingId);
-    pings.delete(pingId);
+    const ping = pings.take(pingId);
     if (result === 'unreadable') ping?.reject(unreadable());
     else if (result === null) ping?.reject(new Error('a ping went wrong inside the dispatcher thread'));
     else ping?.resolve(result);
