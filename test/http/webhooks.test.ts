@@ -444,6 +444,7 @@ t.test('a ping repeated with its Idempotency-Key is sent once, also while it is 
   );
   await receiver.next();
   const another = call(http, 'POST', ping(id), keys.owner.secret, undefined, 'another');
+  await receiver.next(); // before the webhook is deleted
   const reused = await call(http, 'POST', ping(other.id), keys.owner.secret, undefined, 'p');
   t.equal(reused.status, 422, 'another request with the Idempotency-Key of a ping under way');
   await store.writer.write('webhooks.remove', { id });
