@@ -29,6 +29,8 @@ const BODY = '{"id":"evt_1","data":{"ref":"café 🚀"}}';
 const TIMEOUT_MS = 10_000;
 
 const LOOPBACK = [cidr('127.0.0.0/8'), cidr('::1/128')];
+/** Of a connection to it, Linux says that there is no way to it, without sending anything. */
+const BROADCAST = cidr('255.255.255.255');
 
 /** A sender on a clock that stands, which may reach this machine; closed with the test. */
 function newSender(t: Test, options: Partial<SenderOptions> = {}, effects = fakeEffects()) {
@@ -331,18 +333,20 @@ t.test('an attempt fails', async (t) => {
     });
   });
 
-  t.test('if it is not there, at none of its addresses', async (t) => {
+  t.test('if it is not there, at none of its addresses, as at the last one', async (t) => {
     const receiver = await startReceiver(t);
     await receiver.close();
     for (const url of [named(receiver), named(receiver).replace('http:', 'https:')]) {
-      const { send } = newSender(t, { lookUp: scripted(['127.0.0.1', '127.0.0.2']).lookUp });
+      const { send } = newSender(t, {
+        allowedCidrs: [...LOOPBACK, BROADCAST],
+        lookUp: scripted(['255.255.255.255', '127.0.0.2']).lookUp,
+      });
       t.match(await send(url), { error: 'connection_refused', remoteAddress: '127.0.0.2' }, url);
     }
   });
 
   t.test('if there is no way to the receiver', async (t) => {
-    // Linux says so of a broadcast without sending anything.
-    const { send } = newSender(t, { allowedCidrs: [cidr('255.255.255.255')] });
+    const { send } = newSender(t, { allowedCidrs: [BROADCAST] });
     t.match(await send('http://255.255.255.255/'), {
       ok: false,
       statusCode: null,
