@@ -71,6 +71,18 @@ t.test('a session that the receiver fails to resume is not offered again', async
   t.strictSame(resumed, [false, true, false]);
 });
 
+t.test('a session with which the receiver broke a handshake off is not offered again', async (t) => {
+  const { url, resumed } = await receiverExcept(t, (third) =>
+    third.once('data', () => third.resetAndDestroy()),
+  );
+  const connector = newConnector({ caPem: CA_PEM });
+  await exchange(connector, url);
+  await exchange(connector, url);
+  await t.rejects(exchange(connector, url), { code: 'ECONNRESET' });
+  await exchange(connector, url);
+  t.strictSame(resumed, [false, true, false]);
+});
+
 t.test('a session over which a handshake hung until it was given up is not offered again', async (t) => {
   const hello = Promise.withResolvers<Buffer>();
   const { url, resumed } = await receiverExcept(t, (third) => third.once('data', hello.resolve));
