@@ -433,6 +433,13 @@ t.test('a ping is answered 200 with its attempt, whatever the receiver answered'
   ]);
 });
 
+t.test('a ping without an Idempotency-Key is answered also while nothing can be written', async (t) => {
+  const { http, store, receiver, keys } = await service(t);
+  const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
+  t.capture(store.writer, 'write', () => Promise.reject(new Error('the disk is full')));
+  t.match(await call(http, 'POST', ping(id), keys.owner.secret), { status: 200, body: { status_code: 200 } });
+});
+
 t.test('a ping repeated with its Idempotency-Key is sent once, also while it is under way', async (t) => {
   const { http, store, receiver, keys } = await service(t);
   const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
