@@ -60,6 +60,22 @@ t.test('a key is read from Authorization: Bearer only; a 401 says if it is missi
     t.match(await answerTo(text), { status: 401, says: /wrong, expired or revoked/ }, text);
 });
 
+t.test('a key is answered 401 from the moment at which it expires', async (t) => {
+  const effects = fakeEffects();
+  const { port, store } = await startHttp(t, {
+    effects,
+    resources: ({ reads }) => [projects(reads, createPages(reads.instance.cursorSecret(), effects))],
+  });
+  const { secret: key } = await store.key({ expiresInMs: 60_000 });
+  for (const [ms, status] of [
+    [59_999, 200],
+    [1, 401],
+  ] as const) {
+    effects.jump(ms);
+    t.match(await requestJson(port, 'GET', '/v2/projects', { key }), { status });
+  }
+});
+
 t.test(
   'while the use of a key cannot be written, one request in a minute tries, and the log says so',
   async (t) => {
