@@ -401,6 +401,17 @@ t.test('GET with ?wait is answered 401, not with the result, if its key was revo
   await until(() => http.watches.size() === 0);
 });
 
+t.test('and so it is if its key has expired', async (t) => {
+  const effects = fakeEffects();
+  const { http, id } = await setUp(t, { effects });
+  const { secret } = await http.store.key({ expiresInMs: 30_000 });
+  const waiting = get(http, secret, `/v2/deployments/${id}?wait=60`);
+  await until(() => http.watches.size() === 1);
+  effects.advance(30_000);
+  await report(http.store, id, 'succeeded');
+  t.equal((await waiting).status, 401);
+});
+
 t.test('500 requests of a key may wait and 1,000 of all keys: then 429 and 503', async (t) => {
   const { http, key, keyId, id } = await setUp(t);
   const { secret: otherKey } = await http.store.key();
@@ -651,8 +662,9 @@ t.test('a report repeated with its Idempotency-Key is replayed', async (t) => {
   });
   t.equal(again.headers.get('idempotent-replayed'), 'true', 'the order of fields does not matter');
   t.strictSame(again.body, first.body);
-  const other = await requestJson(http.port, 'POST', path, { key, headers, body: { status: 'failed' } });
-  t.equal(other.status, 422);
+  for (const other of [{ status: 'failed' }, { status: 'succeeded', outputs: { a: '1', c: '2' } }]) {
+    t.equal((await requestJson(http.port, 'POST', path, { key, headers, body: other })).status, 422);
+  }
 });
 
 interface SetUp {

@@ -333,6 +333,18 @@ t.test('a stream has nothing that was printed after its key was revoked', async 
   await until(() => http.watches.size() === 0);
 });
 
+t.test('nor after its key expired', async (t) => {
+  const effects = fakeEffects();
+  const { http, id } = await running(t, effects);
+  const { secret } = await http.store.key({ expiresInMs: 10_000 });
+  const stream = await openEvents(t, http.port, `/v2/deployments/${id}/logs`, secret);
+  await print(http.store, id, 'before\n');
+  t.match(await stream.next(), { data: 'before\n' });
+  effects.advance(10_000);
+  await print(http.store, id, 'after\n');
+  t.equal(await stream.next(), undefined);
+});
+
 t.test('a stream that is still catching up ends once its key is revoked', async (t) => {
   const { http, id, keyId } = await running(t, fakeEffects()); // so that no time passes
   await print(http.store, id, Buffer.alloc(100_000, 'x'));
