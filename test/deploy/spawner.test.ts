@@ -370,6 +370,33 @@ t.test('a spawn without free file descriptors fails for a shortage', ifHas('prli
   await start(spawner, ['true']);
 });
 
+t.test('so does one to which the system gives no process', async (t) => {
+  const spawner = createSpawner({ ...posix, spawn: async () => ({ code: 'EAGAIN' }) }, realEffects, false);
+  t.teardown(spawner.close);
+  t.match(await spawner.spawn({ ...REQUEST, command: ['/bin/true'] }), { kind: 'shortage' });
+});
+
+t.test("of libuv's threads, commands that hang as they are started take sixteen at most", async (t) => {
+  stayAlive(t);
+  const hung = Promise.withResolvers<void>();
+  let begun = 0;
+  const slow: Posix = {
+    ...posix,
+    async spawn(program) {
+      begun += 1;
+      await hung.promise;
+      return await posix.spawn(program);
+    },
+  };
+  const spawner = createSpawner(slow, realEffects, false);
+  t.teardown(spawner.close);
+  const started = Array.from({ length: 20 }, () => start(spawner, ['/bin/true']));
+  await nextTurn();
+  t.equal(begun, 16);
+  hung.resolve();
+  for (const { ended } of await Promise.all(started)) t.match(await ended, { exitCode: 0 });
+});
+
 t.test('a command started while no file can be opened is not ended for that', async (t) => {
   stayAlive(t);
   const before = openPipes();
