@@ -1,4 +1,5 @@
 import { once } from 'node:events';
+import type { ClientRequest } from 'node:http';
 import { request as tlsRequest } from 'node:https';
 import { Readable } from 'node:stream';
 import type { Plugin } from '@hapi/hapi';
@@ -530,23 +531,34 @@ t.test(
   },
 );
 
+const TLS = { chain: tlsFixture('localhost.pem'), key: tlsFixture('localhost.key') };
+
+function getOverTls(port: number, path: string): ClientRequest {
+  return tlsRequest({ port, host: 'localhost', path, ca: CA_PEM, agent: false }).end();
+}
+
 t.test('requests are served over TLS', async (t) => {
-  const { port } = await startHttp(t, {
-    resources: () => [resource().plugin],
-    tls: { chain: tlsFixture('localhost.pem'), key: tlsFixture('localhost.key') },
-  });
-  const request = tlsRequest({
-    port,
-    host: 'localhost',
-    path: '/open',
-    ca: CA_PEM,
-    agent: false,
-  }).end();
-  const [response] = await once(request, 'response');
+  const { port } = await startHttp(t, { resources: () => [resource().plugin], tls: TLS });
+  const [response] = await once(getOverTls(port, '/open'), 'response');
   t.equal(response.statusCode, 200);
   t.match(response.headers['x-request-id'], /^req_/);
   response.resume();
   await once(response, 'close');
+});
+
+t.test('over TLS, too, a stop lets requests under way end', async (t) => {
+  const { slow, isReached, carryOn } = held();
+  const { port, server } = await startHttp(t, { resources: () => [slow], tls: TLS });
+  const answered = once(getOverTls(port, '/slow'), 'response');
+  await isReached;
+  const closing = server.events.once('closing');
+  const stopped = server.stop({ timeout: 60_000 });
+  await closing;
+  carryOn();
+  const [response] = await answered;
+  t.equal(response.statusCode, 200);
+  response.resume();
+  await stopped;
 });
 
 t.test('a start on a port that is taken fails with EADDRINUSE', async (t) => {
