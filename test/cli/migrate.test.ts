@@ -1,6 +1,7 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import {
+  chownSync,
   existsSync,
   mkdirSync,
   readdirSync,
@@ -21,6 +22,7 @@ import { migrateFile } from '../../src/store/migrations.ts';
 import { COMPILE_CACHE, MAIN, place, runHere } from '../helpers/cli.ts';
 import { childrenOf } from '../helpers/commands.ts';
 import { changeFile, dumpFile } from '../helpers/files.ts';
+import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { KNOWS_OLDER_SCHEMAS, makeOlder, presentSchema, STEPS, schemaOf } from '../helpers/older-schema.ts';
 import { serveWithLog } from '../helpers/served.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
@@ -92,6 +94,13 @@ t.test('admin migrate migrates the file without starting a service', async (t) =
     migrated: false,
   });
   t.equal(keptIn(directory).length, 1);
+});
+
+t.test('the copy that root keeps belongs to who owns the file', ifMayBeNobody(), async (t) => {
+  const { older, directory, dbPath } = await olderFile(t);
+  chownSync(dbPath, 65_534, 65_533);
+  t.match(await older(['admin', 'migrate']), { exitCode: 0 });
+  t.match(statSync(join(directory, keptIn(directory)[0] ?? '')), { uid: 65_534, gid: 65_533 });
 });
 
 t.test('while an older service has the file, it can be backed up and examined, not migrated', async (t) => {
