@@ -18,12 +18,10 @@ export interface Answer {
 /** An incremental parser for the answer to one POST, HTTP/1.0 or 1.1 (RFC 9112). */
 export interface AnswerReader {
   /**
-   * Parses what was received; it keeps no reference to `bytes`. True: the answer is complete. Throws AttemptError
-   * `invalid_response`.
+   * Parses what was received; it keeps no reference to `bytes`. True: the answer is complete, which one without a length
+   * never is. Throws AttemptError `invalid_response`.
    */
   feed(bytes: Buffer): boolean;
-  /** The receiver has closed the connection. True: the answer is complete. */
-  close(): boolean;
   /** Undefined until the head is complete. */
   answer(): Answer | undefined;
 }
@@ -54,7 +52,7 @@ export function createAnswerReader(): AnswerReader {
   /** Of the body, or of the current chunk. */
   let missingBytes = 0;
 
-  return { feed, close, answer: () => answer };
+  return { feed, answer: () => answer };
 
   function feed(bytes: Buffer): boolean {
     let at = 0;
@@ -77,10 +75,6 @@ export function createAnswerReader(): AnswerReader {
     // As HTTP/1.0, so that the connection is not reused.
     const head = { statusCode: Number(statusCode), minorVersion: 0, fields: new Map() };
     begin(head, { part: 'nothing', lengthBytes: 0 });
-  }
-
-  function close(): boolean {
-    return part === 'untilClosed' || part === 'nothing';
   }
 
   /** Returns how many bytes it consumed. */

@@ -167,7 +167,7 @@ interface Target extends Destination {
   head: string;
 }
 
-/** How an exchange ended. `error` is null after a complete answer; an answer that was cut off has both. */
+/** How an exchange ended. `error` is null if its answer was complete before the connection ended; else it may have both. */
 interface End {
   answer: Answer | undefined;
   /** Until the answer's head, or else until the end. */
@@ -218,9 +218,7 @@ function exchange(
       }
     },
     closed(error) {
-      end(
-        error === null && reader?.close() === true ? null : (error ?? new AttemptError('connection_closed')),
-      );
+      end(error ?? new AttemptError('connection_closed'));
     },
   });
   return end;

@@ -17,7 +17,6 @@ function readPieces(pieces: readonly Buffer[]) {
       isWhole = reader.feed(shared.subarray(0, piece.copy(shared)));
       if (isWhole) break;
     }
-    isWhole ||= reader.close();
   } catch (error) {
     return { error: error instanceof AttemptError ? error.message : error };
   }
@@ -75,13 +74,13 @@ t.test('a response is parsed however it is split', (t) => {
 
 t.test('a response without a length lasts until the connection closes', (t) => {
   t.match(read('HTTP/1.1 200 OK\r\n\r\nall of it'), {
-    isWhole: true,
+    isWhole: false,
     body: 'all of it',
     keepsConnection: false,
   });
   for (const coding of ['gzip', 'chunked, gzip', 'unchunked']) {
     const text = `HTTP/1.1 200 OK\r\nTransfer-Encoding: ${coding}\r\n\r\nx`;
-    t.match(read(text), { isWhole: true, body: 'x' }, coding);
+    t.match(read(text), { isWhole: false, body: 'x' }, coding);
   }
   t.end();
 });
@@ -107,7 +106,7 @@ t.test('a connection is not reused if the response closes it, has no length or i
     'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhello',
     'HTTP/1.1 204 No Content\r\n\r\nHTTP/1.1 200 OK\r\n\r\n',
   ]) {
-    t.match(read(text), { isWhole: true, keepsConnection: false }, text);
+    t.match(read(text), { keepsConnection: false }, text);
   }
   t.end();
 });
@@ -242,8 +241,9 @@ t.test('responses are parsed as by the HTTP client of Node', async (t) => {
     fc.asyncProperty(anyAnswer, fc.array(fc.nat(), { maxLength: 6 }), async (bytes, places) => {
       const answer = await nodesAnswer(bytes);
       const body = await buffer(answer);
+      const hasLength = 'content-length' in answer.headers || 'transfer-encoding' in answer.headers;
       t.match(readPieces(cut(bytes, places)), {
-        isWhole: true,
+        isWhole: hasLength || answer.statusCode === 204 || answer.statusCode === 304,
         statusCode: answer.statusCode,
         retryAfter: answer.headers['retry-after'],
         bodyBytes: body.length,
