@@ -16,7 +16,8 @@ import { DEFAULT_SCHEDULE } from '../helpers/schedule.ts';
 import { newDeployment, PROJECT, temporaryDirectory } from '../helpers/store.ts';
 
 const BEGINNING = {
-  sender: { timeoutMs: 10_000, ...LOOPBACK_RULES },
+  // No test ends before an attempt whose deadline is waited for.
+  sender: { timeoutMs: 600_000, ...LOOPBACK_RULES },
   schedule: DEFAULT_SCHEDULE,
   log: { level: 'silent', form: 'json' },
   metricsMemory: undefined,
