@@ -143,6 +143,18 @@ t.test(
   },
 );
 
+t.test('a descendant of a descendant is ended though nothing else tells whose it was', async (t) => {
+  const script = `setsid env -i sh -c 'setsid sleep 1000 & echo $!; wait' & wait`;
+  const { identity: leader, output } = await startProcess(t, ['sh', '-c', script]);
+  const leftId = Number(String(await once(output, 'data')));
+  await until(() => readStat(leftId)?.sessionId === leftId);
+  const left = processIdentity(leftId);
+  if (left === undefined) throw new Error('it was not started');
+  t.teardown(() => isAlive(left) && signal(leftId, 'SIGKILL'));
+  await stopTree({ deploymentId: newDeploymentId(), leader }, { graceMs: () => 10_000, effects });
+  t.notOk(isAlive(left));
+});
+
 t.test('the group that davit is in is not signalled as a whole: a command may have started it', async (t) => {
   const source = import.meta.resolve('../../src');
   const program = `
