@@ -57,6 +57,20 @@ t.test('a delivery that waits for a retry is sent when its webhook is enabled', 
   t.equal(receiver.requests.length, 2);
 });
 
+t.test('of two pings under way each gets its own result, whichever ends first', async (t) => {
+  const { store, dispatcher } = await threads(t);
+  const late = held(status(200));
+  const [slow, quick] = [
+    await startReceiver(t, { answers: [late.answer] }),
+    await startReceiver(t, { answers: [status(500)] }),
+  ];
+  const first = dispatcher.ping((await subscribe(store, slow.url)).id);
+  await slow.next();
+  t.match(await dispatcher.ping((await subscribe(store, quick.url)).id), { attempt: { status_code: 500 } });
+  late.release();
+  t.match(await first, { attempt: { status_code: 200 } });
+});
+
 t.test('a ping of an unknown webhook gives gone', async (t) => {
   const { dispatcher } = await threads(t);
   t.strictSame(await dispatcher.ping('whk_0000000000000000000000' as never), { kind: 'gone' });
