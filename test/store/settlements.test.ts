@@ -252,10 +252,7 @@ t.test('a failed attempt does not replace the reason of a webhook that is disabl
   await store.writer.write('outbox.settle', failed);
   effects.advance(6 * DAY_MS);
   await store.writer.write('outbox.settle', settlementOf(due, effects.now(), { kind: 'exhausted' }));
-  t.match(store.reads.webhooks.get(webhookId), {
-    status_reason: 'tired',
-    consecutive_failures: 2,
-  });
+  t.match(store.reads.webhooks.get(webhookId), { status_reason: 'tired', consecutive_failures: 2 });
 });
 
 t.test('an attempt of a delivery that was pruned meanwhile is not recorded', async (t) => {
