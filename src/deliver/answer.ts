@@ -18,8 +18,8 @@ export interface Answer {
 /** An incremental parser for the answer to one POST, HTTP/1.0 or 1.1 (RFC 9112). */
 export interface AnswerReader {
   /**
-   * Parses what was received; it keeps no reference to `bytes`. True: the answer is complete, which one without a length
-   * never is. Throws AttemptError `invalid_response`.
+   * Parses what was received; it keeps no reference to `bytes`. True: the answer is complete, which one that lasts until
+   * its connection closes never is. Throws AttemptError `invalid_response`.
    */
   feed(bytes: Buffer): boolean;
   /** Undefined until the head is complete. */
