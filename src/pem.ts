@@ -7,6 +7,11 @@ export function readPem(optionName: string, path: string): string {
   return readOptionFile(optionName, path).toString();
 }
 
+const CERTIFICATE_BLOCK = /-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----[\s\S]*?-----END [^-]*-----/g;
+/** As where files were joined of which one lacks its last line break. OpenSSL skips a byte order mark. */
+const SHARED_LINE =
+  /[^\r\n\ufeff]-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----|-----END (?:TRUSTED |X509 )?CERTIFICATE-----[^\S\r\n]*\S/;
+
 /**
  * All certificates in the text of a PEM file, at least one. Throws AppError `invalid_request` with the option's name
  * where OpenSSL would silently skip what it cannot parse.
@@ -16,8 +21,13 @@ export function readCertificates(
   path: string,
   pem: string,
 ): [X509Certificate, ...X509Certificate[]] {
-  const blocks =
-    pem.match(/-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----[\s\S]*?-----END [^-]*-----/g) ?? [];
+  if (SHARED_LINE.test(pem)) {
+    throw new AppError(
+      'invalid_request',
+      `${optionName}: ${path}: -----BEGIN CERTIFICATE----- and -----END CERTIFICATE----- must each stand on a line of their own`,
+    );
+  }
+  const blocks = pem.match(CERTIFICATE_BLOCK) ?? [];
   try {
     const [first, ...more] = blocks.map((block) => new X509Certificate(block));
     if (first !== undefined) return [first, ...more];

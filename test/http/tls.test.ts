@@ -87,6 +87,10 @@ t.test('an unusable certificate or key is rejected with option and cause', ifHas
       /^--tls-cert: .*second\.pem holds a certificate that is damaged$/,
     ],
     [
+      { certPath: made('joined.pem', pem.trimEnd() + ca) },
+      /^--tls-cert: .*joined\.pem: .* must each stand on a line of their own$/,
+    ],
+    [
       { certPath: made('half.pem', pem.slice(0, 300)) },
       /^--tls-cert: .*half\.pem holds no certificate in PEM$/,
     ],
