@@ -1,24 +1,17 @@
-import { once } from 'node:events';
 import { writeFileSync } from 'node:fs';
-import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
-import { connect, createServer } from 'node:tls';
+import { connect } from 'node:tls';
 import t from 'tap';
 import { readAuthorities } from '../src/pem.ts';
-import { CA_PEM, tlsFixture } from './helpers/receiver.ts';
+import { CA_PEM, startReceiver, tlsFixture } from './helpers/receiver.ts';
 import { temporaryDirectory } from './helpers/store.ts';
 
-const BLOCK = /-----BEGIN CERTIFICATE-----[\s\S]*?-----END CERTIFICATE-----/;
-const CA = BLOCK.exec(CA_PEM)?.[0] ?? '';
-const OTHER = BLOCK.exec(tlsFixture('self-signed.pem'))?.[0] ?? '';
+const CA = CA_PEM.trimEnd();
+const OTHER = tlsFixture('self-signed.pem').trimEnd();
 
 t.test('a file of authorities is accepted if OpenSSL finds all of them in it, and only then', async (t) => {
   const path = join(temporaryDirectory(t), 'ca.pem');
-  const server = createServer({ cert: tlsFixture('localhost.pem'), key: tlsFixture('localhost.key') });
-  t.teardown(() => server.close());
-  await once(server.listen(0, '127.0.0.1'), 'listening');
-  const { port } = server.address() as AddressInfo;
-
+  const { port } = await startReceiver(t, { tls: 'localhost' });
   const texts: [pem: string, accepted: boolean][] = [
     [`${OTHER}\n${CA}`, true],
     [`${OTHER}\r\n${CA}\r\n`, true],

@@ -26,6 +26,12 @@ export interface HttpTestOptions extends Partial<HttpServerOptions> {
   trustedProxies?: Cidr[];
 }
 
+/**
+ * Limits of `startHttp` that are longer than a test may take: for tests with a fake clock, as Node's own timeouts go by
+ * the real one, and for tests that must not pass by waiting for a limit.
+ */
+export const PATIENT = { headersMs: 600_000, requestMs: 600_000 };
+
 /** The real HTTP wing on a real file and a socket of its own, stopped when the test ends. */
 export async function startHttp(t: Test, options: HttpTestOptions = {}): Promise<RunningHttp> {
   const { effects = realEffects, resources = () => [], trustedProxies = [], ...httpOptions } = options;

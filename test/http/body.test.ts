@@ -10,7 +10,7 @@ import { BODY_MAX_BYTES } from '../../src/http/body.ts';
 import { collectGarbage } from '../../src/memory.ts';
 import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { connectRaw, parseResponses, rawRequest, startHttp } from '../helpers/http.ts';
+import { connectRaw, PATIENT, parseResponses, rawRequest, startHttp } from '../helpers/http.ts';
 import { tlsFixture } from '../helpers/receiver.ts';
 
 const JSON_TYPE = 'Content-Type: application/json\r\n';
@@ -487,9 +487,6 @@ t.test(
     }
   },
 );
-
-/** For tests with a fake clock: Node's own timeouts go by the real one. */
-const PATIENT = { headersMs: 600_000, requestMs: 600_000 };
 
 t.test(
   'the rest of a body in very many tiny chunks is dropped as it comes, and not read without end',

@@ -17,6 +17,7 @@ import {
   followRaw,
   type HttpTestOptions,
   heldResource,
+  PATIENT,
   parseResponses,
   type RawConnection,
   rawRequest,
@@ -501,7 +502,7 @@ t.test('over TLS, slow clients give way', async (t) => {
 });
 
 t.test('over TLS, a stop does not wait for clients that never say hello', async (t) => {
-  const { port, server } = await startWithTls(t, { timeouts: { headersMs: 600_000, requestMs: 600_000 } });
+  const { port, server } = await startWithTls(t, { timeouts: PATIENT });
   const silent = await connectRaw(port);
   await server.stop({ timeout: 600_000 });
   t.equal(await silent.closed, '');

@@ -10,18 +10,15 @@ import { readCertificate } from '../../src/http/tls.ts';
 import { limitHandshakes } from '../../src/http/tls-connections.ts';
 import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { followRaw, heldResource, parseResponses, startHttp } from '../helpers/http.ts';
+import { followRaw, heldResource, PATIENT, parseResponses, startHttp } from '../helpers/http.ts';
 import { ifHas } from '../helpers/programs.ts';
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
 const fixture = (name: string) => join(FIXTURES, name);
 
-/** Longer than a test may take, so that none can pass by waiting for a time limit. */
-const LATE_MS = 600_000;
-
 t.test('a connection that sends too much before its handshake is over is closed', async (t) => {
   const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
-  const { port } = await startHttp(t, { tls: pair, timeouts: { headersMs: LATE_MS, requestMs: LATE_MS } });
+  const { port } = await startHttp(t, { tls: pair, timeouts: PATIENT });
   const record = Buffer.concat([Buffer.from([22, 3, 1, 0x40, 0]), Buffer.alloc(0x4000)]);
   // The beginning of a ClientHello of 131,000 bytes, which is the most that OpenSSL takes.
   record.writeUIntBE(1, 5, 1);
@@ -92,7 +89,7 @@ t.test(
     const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
     const { port } = await startHttp(t, {
       tls: pair,
-      timeouts: { headersMs: LATE_MS, requestMs: LATE_MS, idleMs: LATE_MS },
+      timeouts: { ...PATIENT, idleMs: 600_000 },
     });
     const cases = [
       ['-tls1_3', 'k', /^>>> .*KeyUpdate/gm, 17],

@@ -7,15 +7,12 @@ import t from 'tap';
 import { readCertificate } from '../../src/http/tls.ts';
 import { openFilesOf } from '../../src/proc.ts';
 import { until } from '../helpers/commands.ts';
-import { rawRequest, startHttp } from '../helpers/http.ts';
+import { PATIENT, rawRequest, startHttp } from '../helpers/http.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
 const fixture = (name: string) => join(FIXTURES, name);
-
-/** Longer than a test may take, so that none can pass by waiting for a time limit. */
-const LATE_MS = 600_000;
 
 t.test('a certificate and its key are read, with the dates of its validity', async (t) => {
   const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
@@ -176,7 +173,7 @@ t.test('a connection whose client leaves before the handshake is over is closed 
   const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
   const { server, port } = await startHttp(t, {
     tls: pair,
-    timeouts: { headersMs: LATE_MS, requestMs: LATE_MS },
+    timeouts: PATIENT,
   });
   let open = 0;
   let seen = 0;
