@@ -43,8 +43,9 @@ async function bundle(entry: string): Promise<void> {
     target: 'node24',
     // Node has it, and what esbuild makes of it goes wrong in a loop: the error of one round is thrown in all later ones.
     supported: { using: true },
-    // White space only, so that stack traces keep the names of functions.
+    // All but identifiers, so that stack traces keep the names of functions.
     minifyWhitespace: true,
+    minifySyntax: true,
     legalComments: 'none',
     define: { 'import.meta.dirname': '__dirname', 'import.meta.filename': '__filename' },
     plugins: [nativeAddons()],

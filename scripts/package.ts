@@ -1,6 +1,5 @@
-import { execFileSync, spawn } from 'node:child_process';
+import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
-import { once } from 'node:events';
 import {
   copyFileSync,
   existsSync,
@@ -13,12 +12,12 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { join } from 'node:path';
-import { setTimeout as delay } from 'node:timers/promises';
 import { constants, zstdCompressSync } from 'node:zlib';
 import { log } from '@yao-pkg/pkg/lib-es5/log.js';
 import pkg from '@yao-pkg/pkg/lib-es5/sea.js';
 import packageJson from '../package.json' with { type: 'json' };
 import { BUNDLE, buildBundles } from './build.ts';
+import { codeName, RECORDER, recordCode } from './record-code.ts';
 
 /*
  * Makes build/davit out of build/bundle/ and the Node that runs this script.
@@ -50,9 +49,6 @@ const NODE_ARGUMENTS = [
   '--disable-sigusr1',
 ];
 
-const RECORDER = join(import.meta.dirname, 'record-code.cjs');
-/** Long enough for an emulated processor, which is some twenty times slower. */
-const RECORD_MAX_MS = 120_000;
 /** What the executable's main script is. */
 const BOOT = 'boot.cjs';
 /** Starts after src/memory.ts has changed V8's flags, so V8 would refuse the code recorded in this thread. */
@@ -93,14 +89,14 @@ function compressed(name: string): string {
 
 function fingerprint(): string {
   const hash = createHash('sha256');
-  for (const path of [...Object.values(assets), import.meta.filename, RECORDER, process.execPath]) {
+  for (const path of [...Object.values(assets), import.meta.filename, ...RECORDER, process.execPath]) {
     hash.update(path).update('\0').update(readFileSync(path)).update('\0');
   }
   return hash.digest('hex');
 }
 
 /**
- * Makes it twice: V8's code cache is best taken from a davit that has started, so the second executable contains the
+ * Makes it twice: V8's code cache is best taken from a davit that has been used, so the second executable contains the
  * code that was recorded from the first.
  */
 async function makeExecutable(): Promise<void> {
@@ -112,7 +108,11 @@ async function makeExecutable(): Promise<void> {
   for (const name of bundles) writeFileSync(join(directory, codeName(name)), '');
   try {
     await makeFrom(directory, made, 'env');
-    await recordCode(made, directory);
+    await recordCode(
+      made,
+      directory,
+      bundles.filter((name) => name !== NOT_RECORDED),
+    );
     rmSync(made);
     await makeFrom(directory, made, 'none');
   } finally {
@@ -146,41 +146,6 @@ async function makeFrom(directory: string, output: string, execArgvExtension: 'e
     targets: [{ nodeRange: `node${process.versions.node}`, platform: 'linux', arch: process.arch, output }],
     seaConfig,
   });
-}
-
-/** Runs the service for a moment, and makes its threads write their code to `directory`. */
-async function recordCode(executable: string, directory: string): Promise<void> {
-  const child = spawn(
-    executable,
-    ['serve', '--db', join(directory, 'davit.db'), '--listen', '127.0.0.1:0', '--log-level', 'warn'],
-    {
-      stdio: ['ignore', 'ignore', 'inherit'],
-      env: {
-        ...process.env,
-        NODE_OPTIONS: `--require=${JSON.stringify(RECORDER)}`,
-        CODE_DIRECTORY: directory,
-      },
-    },
-  );
-  const ended = once(child, 'exit');
-  const recorded = bundles.filter((name) => name !== NOT_RECORDED);
-  const untilMs = performance.now() + RECORD_MAX_MS;
-  try {
-    while (recorded.some((name) => statSync(join(directory, codeName(name))).size === 0)) {
-      const hasEnded = child.exitCode !== null || child.signalCode !== null;
-      if (hasEnded || performance.now() > untilMs) {
-        throw new Error('the davit that was started to record its code did not do so');
-      }
-      await delay(50);
-    }
-  } finally {
-    child.kill('SIGTERM');
-    await ended;
-  }
-}
-
-function codeName(bundle: string): string {
-  return `${bundle}.code`;
 }
 
 /** Without its symbol tables Node is 18 MB smaller. */

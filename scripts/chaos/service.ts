@@ -10,7 +10,7 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { join } from 'node:path';
-import { createInterface } from 'node:readline';
+import { listeningUrl } from '../listening-url.ts';
 import { CA_FILE } from './receivers.ts';
 
 /** The library that is preloaded into davit: none, libfaketime or libfiu. */
@@ -212,15 +212,6 @@ export function createService(options: ServiceOptions): Service {
   function lastLines(): string {
     return readFileSync(join(directory, 'davit.log'), 'utf8').split('\n').slice(-4).join('\n');
   }
-}
-
-async function listeningUrl(child: ChildProcess): Promise<string | undefined> {
-  if (child.stdout === null) throw new Error('davit has no stdout');
-  for await (const line of createInterface({ input: child.stdout })) {
-    const url = /^davit listening on (\S+)$/.exec(line)?.[1];
-    if (url !== undefined) return url;
-  }
-  return undefined;
 }
 
 function sampleOf(processId: number): Sample | undefined {
