@@ -3,6 +3,7 @@ import Sqlite from 'better-sqlite3';
 import { assetText, version as davitVersion, nativeAddonPath } from '../assets.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
+import { bindByPosition } from './named-parameters.ts';
 import { type NewerFile, newer } from './newer.ts';
 import { createPrivately, refuseUnwritable } from './prepare-file.ts';
 import { notOurs, openingProblem, sqliteCode } from './sqlite-errors.ts';
@@ -102,6 +103,7 @@ export function connect(path: string, { readonly = false, timeoutMs = BUSY_TIMEO
       ...(nativeBinding === undefined ? {} : { nativeBinding }),
     });
     database.pragma('trusted_schema = OFF');
+    bindByPosition(database);
     return database;
   } catch (error) {
     throw openingProblem(path, error);
