@@ -49,13 +49,15 @@ interface ClaimRow extends Omit<ClaimedDeployment, 'command' | 'variables' | 'pr
   command: string;
 }
 
-/** What decides about a new deployment of a project. */
+/** What decides about a new deployment of a project, and who creates it. */
 interface ProjectForNew {
   status: ProjectStatus;
   command: string | null;
   policy: QueuePolicy;
   report_timeout_ms: number | null;
   queued_count: number;
+  /** Null: `davit admin` does. */
+  key_name: string | null;
 }
 
 /** A guess, as it depends on when a deployment ends. */
@@ -77,14 +79,14 @@ export function queueWrites(
 ) {
   const projects = projectReads(database);
 
-  const projectForNew = database.prepare<[string], ProjectForNew>(
-    'SELECT status, command, policy, report_timeout_ms, queued_count FROM projects WHERE id = +?',
-  );
+  const projectForNew = database.prepare<{ projectId: ProjectId; keyId: KeyId | null }, ProjectForNew>(`
+    SELECT status, command, policy, report_timeout_ms, queued_count,
+           (SELECT name FROM keys WHERE id = +:keyId) AS key_name
+      FROM projects WHERE id = +:projectId`);
   const insert = database.prepare(`
     INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_by_key_id, redeploy_of,
                              created_at, report_due_at)
     VALUES (:id, :projectId, :ref, 'queued', :reported, :trigger, :keyId, :redeployOf, :createdAt, :reportDueAt)`);
-  const keyName = database.prepare<[KeyId | null], string>('SELECT name FROM keys WHERE id = +?').pluck();
   const queued = database
     .prepare<[string], DeploymentId>(
       `SELECT id FROM deployments WHERE project_id = +? AND status = 'queued' AND reported = 0 ORDER BY seq`,
@@ -196,7 +198,7 @@ export function queueWrites(
    */
   function create(input: NewDeployment): Deployment {
     const { projectId, ref, trigger, keyId, redeployOf } = input;
-    const project = projectForNew.get(projectId);
+    const project = projectForNew.get({ projectId, keyId });
     if (project === undefined) throw new AppError('not_found', 'there is no such project');
     if (project.status === 'archived') {
       throw new AppError('conflict', 'the project is archived and takes no new deployments');
@@ -233,7 +235,7 @@ export function queueWrites(
         message: null,
         trigger,
         created_by_key_id: keyId,
-        created_by_name: keyName.get(keyId) ?? null,
+        created_by_name: project.key_name,
         redeploy_of: redeployOf,
         superseded_by: null,
         created_at: createdAt,
