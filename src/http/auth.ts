@@ -4,7 +4,6 @@ import type { KeyId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, wrongKey } from '../errors.ts';
 import type { Logger } from '../logger.ts';
-import { hashKeySecret, isKeySecret } from '../secrets.ts';
 import type { Caller } from '../store/keys.ts';
 import type { Reads, Store } from '../store/store.ts';
 import { addressGroup, createClientAddress } from './client-address.ts';
@@ -101,9 +100,7 @@ export function currentCaller(
   nowMs: number,
 ): Caller | undefined {
   const secret = bearerToken(request);
-  return secret !== undefined && isKeySecret(secret)
-    ? keys.authenticate(hashKeySecret(secret), nowMs)
-    : undefined;
+  return secret === undefined ? undefined : keys.authenticate(secret, nowMs);
 }
 
 /** RFC 6750, 2.1. The scheme's name is case-insensitive (RFC 9110, 11.1). */

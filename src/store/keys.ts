@@ -9,7 +9,7 @@ import {
   timestamp,
 } from '../domain.ts';
 import { AppError, wrongKey } from '../errors.ts';
-import { hashKeySecret, newKeySecret } from '../secrets.ts';
+import { hashKeySecret, isKeySecret, newKeySecret } from '../secrets.ts';
 import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
 import { createMoments, createReadCache, type Moment } from './read-cache.ts';
@@ -88,10 +88,11 @@ export function keyReads(database: Database, moment: () => Moment = createMoment
      ORDER BY s.expires_at`);
 
   return {
-    /** The key of a secret, as of the latest commit; undefined if the secret is wrong, expired or revoked. */
-    authenticate(secretHash: string, nowMs: number): Caller | undefined {
-      const known = found(secretHash, () => {
-        const row = bySecretHash.get(Buffer.from(secretHash, 'hex'));
+    /** The key with this secret, as of the latest commit; undefined if there is none, or it is expired or revoked. */
+    authenticate(secret: string, nowMs: number): Caller | undefined {
+      const hash = hashKeySecret(secret);
+      const known = found(hash, () => {
+        const row = isKeySecret(secret) ? bySecretHash.get(Buffer.from(hash, 'hex')) : undefined;
         return row === undefined ? null : { caller: toCaller(row), endsAtMs: row.ends_at };
       });
       if (known === null || (known.endsAtMs !== null && known.endsAtMs <= nowMs)) return undefined;

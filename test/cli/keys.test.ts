@@ -1,7 +1,7 @@
 import t from 'tap';
 import { type Key, SCOPES } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
-import { hashKeySecret, isKeySecret } from '../../src/secrets.ts';
+import { isKeySecret } from '../../src/secrets.ts';
 import { openStore } from '../../src/store/store.ts';
 import { type Place, place } from '../helpers/cli.ts';
 import { changeFile } from '../helpers/files.ts';
@@ -354,7 +354,7 @@ t.test('on a terminal, revoke asks, and only yes revokes', needsTerminal, async 
 function holderOf({ dbPath }: Place, secret: string) {
   const store = openStore(dbPath, realEffects);
   try {
-    return store.reads.keys.authenticate(hashKeySecret(secret), realEffects.now());
+    return store.reads.keys.authenticate(secret, realEffects.now());
   } finally {
     void store.close();
   }

@@ -1,7 +1,6 @@
 import t from 'tap';
 import { timestamp } from '../../src/domain.ts';
 import { HOUR_MS } from '../../src/durations.ts';
-import { hashKeySecret } from '../../src/secrets.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { testStore } from '../helpers/store.ts';
 
@@ -149,7 +148,6 @@ t.test('a name finds the only key that has it, or else the only one that lives',
 function setup(t: Parameters<typeof testStore>[0]) {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const holder = (secret: string) =>
-    store.reads.keys.authenticate(hashKeySecret(secret), effects.now())?.keyId;
+  const holder = (secret: string) => store.reads.keys.authenticate(secret, effects.now())?.keyId;
   return { effects, store, holder };
 }
