@@ -32,11 +32,12 @@ async function readBody(request: Request, buffers: ReceiveBuffers): Promise<Buff
   if (declaredBytes !== undefined && declaredBytes > BODY_MAX_BYTES) throw tooLarge();
   const isIgnored = request.route.method === 'get';
   // A chunked body may turn out to be empty, so its type is checked after it was read.
-  if (!isIgnored && declaredBytes !== undefined) checkMediaType(req);
+  const isChunked = declaredBytes === undefined;
+  if (!isIgnored && !isChunked) checkMediaType(req);
   checkTransferCoding(req);
   if (expectsContinue(req)) res.writeContinue();
   const bytes = await collect(req, buffers);
-  if (!isIgnored && bytes.length > 0) checkMediaType(req);
+  if (!isIgnored && isChunked && bytes.length > 0) checkMediaType(req);
   return bytes;
 }
 

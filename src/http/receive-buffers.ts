@@ -32,8 +32,9 @@ export function createReceiveBuffers(maxBytes: number = RECEIVE_BUFFER_MAX_BYTES
         add(bytes) {
           ownBytes += bytes;
           totalBytes += bytes;
-          for (const giveUpOldest of receiving) {
-            if (totalBytes <= maxBytes || giveUpOldest === giveUp) return;
+          while (totalBytes > maxBytes) {
+            const [giveUpOldest] = receiving;
+            if (giveUpOldest === undefined || giveUpOldest === giveUp) return;
             giveUpOldest();
           }
         },
