@@ -11,7 +11,7 @@
 -- says how.
 
 PRAGMA application_id = 1684108916; -- 'davt'
-PRAGMA user_version = 3;
+PRAGMA user_version = 4;
 
 -- One row: values of the file as a whole.
 CREATE TABLE instance (
@@ -67,8 +67,9 @@ CREATE TABLE projects (
   idle_timeout_ms   INTEGER CHECK (idle_timeout_ms > 0),          -- null: no limit
   report_timeout_ms INTEGER CHECK (report_timeout_ms > 0),        -- null: a reported deployment may stay open for ever
   policy            TEXT    NOT NULL CHECK (policy IN ('queue', 'latest')),
-  -- The triggers below deployments maintain both, so that neither creating a deployment nor choosing the next project
-  -- has to count a queue.
+  -- So that neither creating a deployment nor choosing the next project has to count a queue. src/store/queue.ts counts
+  -- those that join it, and the trigger below deployments maintains all else: because of a trigger on the insert, SQLite
+  -- could undo the insert alone, for which it copied every page that it changed, and creating took 38 µs instead of 34.5.
   queued_count      INTEGER NOT NULL DEFAULT 0 CHECK (queued_count >= 0), -- deployments that wait for the executor
   last_started_at   INTEGER NOT NULL DEFAULT 0                           -- projects take turns: the earliest is next
 ) STRICT;
@@ -137,12 +138,6 @@ CREATE INDEX deployments_open_reports ON deployments (report_due_at)
 -- Finds DEPLOY_PREVIOUS_REF, however many deployments have failed since.
 CREATE INDEX deployments_succeeded ON deployments (project_id, seq) WHERE status = 'succeeded';
 CREATE INDEX deployments_finished ON deployments (finished_at) WHERE finished_at IS NOT NULL; -- for retention
-
-CREATE TRIGGER deployment_joins_queue AFTER INSERT ON deployments
-WHEN NEW.status = 'queued' AND NEW.reported = 0
-BEGIN
-  UPDATE projects SET queued_count = queued_count + 1 WHERE id = NEW.project_id;
-END;
 
 CREATE TRIGGER deployment_leaves_queue AFTER UPDATE OF status ON deployments
 WHEN OLD.status = 'queued' AND NEW.status <> 'queued' AND OLD.reported = 0

@@ -23,7 +23,7 @@ export type Statement<Parameters extends unknown[] | object, Row = unknown> = Sq
 
 /** Both are in schema.sql too; a test checks that they agree. */
 export const APPLICATION_ID = 1684108916;
-export const SCHEMA_VERSION = 3;
+export const SCHEMA_VERSION = 4;
 
 /**
  * The page cache of a connection: a quarter of the default. The kernel's page cache holds the same pages, and SQLite looks

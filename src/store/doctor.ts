@@ -111,7 +111,7 @@ function examine(database: Database) {
     ],
     foreignKeyProblems: (): string[] => foreignKeyProblems(database, SENTENCES_MAX),
 
-    /** Projects whose `queued_count`, which triggers maintain, differs from the deployments that wait. */
+    /** Projects whose `queued_count` differs from the deployments that wait. */
     miscountedProjects: (): { id: string; counted: number; waiting: number }[] => miscounted.all(),
 
     keptTransaction: (effects: Pick<Effects, 'monotonicMs' | 'block'>) =>

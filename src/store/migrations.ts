@@ -45,6 +45,10 @@ export const MIGRATIONS: readonly Migration[] = [
         ALTER TABLE replays ADD COLUMN last_attempt INTEGER NOT NULL DEFAULT 0;
         UPDATE replays SET last_attempt = coalesce((SELECT max(rowid) FROM attempts), 0)`),
   },
+  {
+    version: 4,
+    migrate: (database) => database.exec('DROP TRIGGER deployment_joins_queue'),
+  },
 ];
 
 interface MigrationOptions {

@@ -87,6 +87,8 @@ export function queueWrites(
     INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_by_key_id, redeploy_of,
                              created_at, report_due_at)
     VALUES (:id, :projectId, :ref, 'queued', :reported, :trigger, :keyId, :redeployOf, :createdAt, :reportDueAt)`);
+  // A trigger takes it back once the deployment waits no longer.
+  const joinQueue = database.prepare('UPDATE projects SET queued_count = queued_count + 1 WHERE id = +?');
   const queued = database
     .prepare<[string], DeploymentId>(
       `SELECT id FROM deployments WHERE project_id = +? AND status = 'queued' AND reported = 0 ORDER BY seq`,
@@ -221,6 +223,7 @@ export function queueWrites(
       createdAt,
       reportDueAt,
     });
+    if (!isReported) joinQueue.run(projectId);
     events.record('deployment.created', { id, project_id: projectId, ref }, createdAt);
     const superseded = !isReported && supersedes ? supersedeOlder(projectId, id) : 0;
     if (!isReported) changed('queue');

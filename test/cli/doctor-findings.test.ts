@@ -50,7 +50,7 @@ t.test('doctor names each problem and what to do about it', async (t) => {
     ],
     [
       'a queued deployment without a service',
-      deployment('queued', 'NULL'),
+      `${deployment('queued', 'NULL')}; UPDATE projects SET queued_count = 1`,
       'deployments',
       /^1 wait, but no service is running$/,
       /^davit serve$/,
@@ -159,7 +159,8 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
   const elsewhere = 4_194_305; // no process has this id
   const deployment = (id: string, status: string, at: number, process = 'NULL, NULL, NULL') => `
     INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at, process_id, process_started_at, boot_id)
-    SELECT '${id}', id, 'main', '${status}', 0, 'api', ${at}, ${status === 'queued' ? 'NULL' : at}, ${process} FROM projects;`;
+    SELECT '${id}', id, 'main', '${status}', 0, 'api', ${at}, ${status === 'queued' ? 'NULL' : at}, ${process} FROM projects;
+    UPDATE projects SET queued_count = queued_count + ${status === 'queued' ? 1 : 0};`;
   const reported = (id: string, at: number, reportDueAt: number | 'NULL' = 'NULL') => `
     INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, report_due_at)
     SELECT '${id}', id, 'main', 'queued', 1, 'api', ${at}, ${reportDueAt} FROM projects;`;
@@ -370,7 +371,7 @@ t.test('doctor reports a deployment that is stuck in a running service', async (
   const there = await withProject(t);
   changeFile(
     there.dbPath,
-    `UPDATE projects SET status = 'paused';
+    `UPDATE projects SET status = 'paused', queued_count = 1;
      INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at)
      SELECT 'dpl_1', id, 'main', 'queued', 0, 'api', ${nowMs - HOUR_MS} FROM projects`,
   );

@@ -6,7 +6,9 @@ import { version } from '../../src/assets.ts';
 import { checkDatabase } from '../../src/store/check.ts';
 import { isOlder, openForWriting, SCHEMA_VERSION } from '../../src/store/database.ts';
 import { MIGRATIONS, type Migration, migrateFile } from '../../src/store/migrations.ts';
+import type { NewDeployment } from '../../src/store/queue.ts';
 import { runningIn } from '../../src/store/restore.ts';
+import { openStore } from '../../src/store/store.ts';
 import { diskCallsOf } from '../helpers/disk-calls.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { changeFile, dumpFile } from '../helpers/files.ts';
@@ -74,6 +76,25 @@ t.test('a replay that is open in a file of schema 2 leaves out nothing that succ
   t.match(dumpFile(path)['attempts'], [{ delivery_id: 'dlv_1' }]);
   migrateFile(path);
   t.match(dumpFile(path)['replays'], [{ finished_at: null, last_attempt: 1 }]);
+});
+
+t.test('deployments that wait in a file of schema 3 are counted once, and so are new ones', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  makeFile(path, frozen(3), readFileSync(join(FIXTURES, 'v3-rows.sql'), 'utf8'));
+  t.match(dumpFile(path)['projects'], [{ id: 'prj_1', queued_count: 1 }]);
+  migrateFile(path);
+  const store = openStore(path, fakeEffects());
+  const input = {
+    projectId: 'prj_1',
+    ref: 'v4',
+    trigger: 'admin',
+    keyId: null,
+    redeployOf: null,
+    maxQueued: null,
+  };
+  t.match(await store.writer.write('deployments.create', input as NewDeployment), { queue_position: 2 });
+  await store.close();
+  t.match(dumpFile(path)['projects'], [{ queued_count: 2 }]);
 });
 
 for (const from of OLDER_SCHEMAS.keys()) {
