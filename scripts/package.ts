@@ -47,6 +47,8 @@ const NODE_ARGUMENTS = [
   '--no-parallel-scavenge',
   // SIGUSR1 would open a debugger, which every user of the machine could connect to.
   '--disable-sigusr1',
+  // src/memory.ts collects what a load has left, and says why V8 should not.
+  '--no-memory-reducer',
   // V8's compilers and collectors take turns in one thread. In four, on two cores, they held up all requests as soon as
   // what each request calls was to be compiled: of the first 10 s under load, 1 % took 20 to 25 ms, and now take 16.
   '--v8-pool-size=1',

@@ -1,5 +1,6 @@
 import { readFileSync } from 'node:fs';
 import { setImmediate as nextTurn } from 'node:timers/promises';
+import { getHeapStatistics } from 'node:v8';
 import t from 'tap';
 import { releaseStartMemory } from '../src/memory.ts';
 import { fakeEffects } from './helpers/effects.ts';
@@ -31,8 +32,43 @@ t.test('garbage is collected once the thread has little to do', async (t) => {
   effects.advance(2_000);
   t.equal(garbage.deref(), undefined);
   effects.advance(10_000);
-  t.equal(looks, 6, 'and then no more');
+  t.equal(looks, 7, 'and then looks less often');
 });
+
+t.test('what a load has left is collected once the thread was quiet for minutes', async (t) => {
+  const effects = fakeEffects();
+  let utilization = 0;
+  releaseStartMemory(effects, 'thread', {
+    eventLoopUtilization: () => ({ idle: 0, active: 0, utilization }),
+  });
+  effects.advance(2_000);
+
+  const unchanged = weakReference();
+  await nextTurn();
+  effects.advance(QUIET_MS);
+  t.ok(unchanged.deref(), 'not if there is hardly any');
+
+  const left = await load();
+  utilization = 0.05;
+  effects.advance(QUIET_MS);
+  t.ok(left.deref(), 'nor while there is something to do');
+  await nextTurn(); // until then what was looked at is kept
+  utilization = 0.01;
+  effects.advance(QUIET_MS);
+  t.equal(left.deref(), undefined);
+});
+
+const QUIET_MS = 5 * 60_000;
+
+/** Makes the heap half as large again at least; returns one of the objects, which nothing else refers to any more. */
+async function load(): Promise<WeakRef<object>> {
+  const bytes = getHeapStatistics().total_heap_size;
+  const objects: object[] = [];
+  while (getHeapStatistics().total_heap_size < bytes * 1.5) objects.push({ text: Array(1_000).fill(0) });
+  const one = new WeakRef(objects[0] ?? {});
+  await nextTurn();
+  return one;
+}
 
 /** Made elsewhere, so that nothing of it is left on the stack. */
 function weakReference(): WeakRef<object> {
