@@ -113,8 +113,13 @@ function keepHeapsSmall(): void {
   setFlagsFromString('--heap-growing-percent=30');
 }
 
-/** Runs a full garbage collection of this thread's heap, which blocks the thread. */
+/**
+ * Runs a full garbage collection of this thread's heap, which blocks the thread. Meanwhile a tick is pending: with the
+ * last one V8 would forget the shape of such objects, and make them in a slow way from then on. Creating a deployment,
+ * with seven ticks, took the main thread 79 µs instead of 73.
+ */
 export function collectGarbage(): void {
+  process.nextTick(() => undefined);
   setFlagsFromString('--expose-gc');
   const collect: NodeJS.GCFunction = runInNewContext('gc');
   collect({ type: 'major', execution: 'sync', flavor: 'last-resort' });
