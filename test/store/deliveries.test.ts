@@ -376,6 +376,24 @@ t.test('a delivery of a disabled webhook that is redelivered is held until it is
   t.match(store.reads.outbox.pendingWebhooks(), [{ webhook_id: id }]);
 });
 
+t.test(
+  'new deliveries wake the dispatcher, but not those of a disabled webhook, which it may not send',
+  async (t) => {
+    const { store, id } = await storeWithWebhook(t);
+    const heard: string[] = [];
+    store.writer.onCommit((changes) => heard.push(...changes));
+    await newDeliveries(store, id, 1);
+    t.ok(heard.includes(id));
+    await updateWebhook(store, id, { status: 'disabled' });
+    heard.length = 0;
+
+    await newDeliveries(store, id, 1);
+
+    t.notOk(heard.includes(id));
+    t.equal(store.query("SELECT 1 FROM deliveries WHERE status = 'pending'").length, 2, 'they are held');
+  },
+);
+
 t.test('an attempt that fails after a redelivery was asked for does not end the new ladder', async (t) => {
   const { store, effects, id } = await storeWithWebhook(t);
   effects.advance(1);
