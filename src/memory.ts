@@ -12,7 +12,7 @@ type EventLoop = Pick<typeof performance, 'eventLoopUtilization'>;
 const AFTER_MS = 2_000;
 const PAGES_EVERY_MS = 30_000;
 
-/** When a thread has time for a collection: after `sinceMs` in which it has used less than the share `busy` of its time. */
+/** When a thread has time for a collection: once it has used less than `busy` of its time, a share, for `sinceMs`. */
 interface Quiet {
   sinceMs: number;
   busy: number;
@@ -33,8 +33,9 @@ const GROWN = 1.3;
 /**
  * Releases the memory that the start needed and serving does not, a little after the start, and what a load has needed,
  * some minutes after it: V8, malloc and the kernel otherwise keep it until the machine runs short. Each thread calls it
- * for its own heap, the main thread also for what all threads share. An idle davit shrinks from 157 MiB to 83. From then on heaps are kept small, and pages that were
- * needed only for a while are released: under load davit stays below 250 MB instead of 290.
+ * for its own heap, the main thread also for what all threads share. An idle davit shrinks from 157 MiB to 83. From then
+ * on heaps are kept small, and pages that were needed only for a while are released: under load davit stays below 250 MB
+ * instead of 290.
  */
 export function releaseStartMemory(
   effects: Effects,

@@ -32,9 +32,8 @@ export function createReceiveBuffers(maxBytes: number = RECEIVE_BUFFER_MAX_BYTES
         add(bytes) {
           ownBytes += bytes;
           totalBytes += bytes;
-          while (totalBytes > maxBytes) {
-            const [giveUpOldest] = receiving;
-            if (giveUpOldest === undefined || giveUpOldest === giveUp) return;
+          for (const giveUpOldest of receiving) {
+            if (totalBytes <= maxBytes || giveUpOldest === giveUp) return;
             giveUpOldest();
           }
         },

@@ -7,7 +7,8 @@ import { type DeploymentId, parseId, type WebhookId } from '../domain.ts';
  *                   ends, as the executor ends those that it runs
  *   a deployment    its status
  *   log:…           a deployment's log grew, perhaps a hundred times a second
- *   a webhook       it has new deliveries, or its retries were made due at once, after all that was due before
+ *   a webhook       it is enabled and has new deliveries, or its retries were made due at once, after all that was due
+ *                   before
  *   enabled:…       a webhook was enabled
  *   outbox          webhooks or deliveries changed in any other way
  *   settled         the dispatcher recorded attempts
