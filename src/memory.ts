@@ -55,18 +55,16 @@ export function releaseStartMemory(
 function collectGarbageWhenQuiet(
   effects: Effects,
   loop: EventLoop,
-  { sinceMs, busy }: Quiet = AFTER_START,
+  quiet: Quiet = AFTER_START,
   keptBytes = 0,
 ): void {
   const before = loop.eventLoopUtilization();
-  effects.after(sinceMs, () => {
-    const isQuiet = loop.eventLoopUtilization(before).utilization < busy;
-    if (!isQuiet || heapBytes() < keptBytes * GROWN) {
-      collectGarbageWhenQuiet(effects, loop, { sinceMs, busy }, keptBytes);
-      return;
-    }
-    collectGarbage();
-    collectGarbageWhenQuiet(effects, loop, AFTER_LOAD, heapBytes());
+  effects.after(quiet.sinceMs, () => {
+    const isQuiet = loop.eventLoopUtilization(before).utilization < quiet.busy;
+    if (isQuiet && heapBytes() >= keptBytes * GROWN) {
+      collectGarbage();
+      collectGarbageWhenQuiet(effects, loop, AFTER_LOAD, heapBytes());
+    } else collectGarbageWhenQuiet(effects, loop, quiet, keptBytes);
   });
 }
 

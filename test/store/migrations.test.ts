@@ -3,10 +3,10 @@ import { basename, join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import { version } from '../../src/assets.ts';
+import type { ProjectId } from '../../src/domain.ts';
 import { checkDatabase } from '../../src/store/check.ts';
 import { isOlder, openForWriting, SCHEMA_VERSION } from '../../src/store/database.ts';
 import { MIGRATIONS, type Migration, migrateFile } from '../../src/store/migrations.ts';
-import type { NewDeployment } from '../../src/store/queue.ts';
 import { runningIn } from '../../src/store/restore.ts';
 import { openStore } from '../../src/store/store.ts';
 import { diskCallsOf } from '../helpers/disk-calls.ts';
@@ -20,7 +20,7 @@ import {
   STEPS,
   schemaOf,
 } from '../helpers/older-schema.ts';
-import { temporaryDirectory } from '../helpers/store.ts';
+import { newDeployment, temporaryDirectory } from '../helpers/store.ts';
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/schemas');
 const frozen = (version: number) => readFileSync(join(FIXTURES, `v${version}.sql`), 'utf8');
@@ -84,15 +84,8 @@ t.test('deployments that wait in a file of schema 3 are counted once, and so are
   t.match(dumpFile(path)['projects'], [{ id: 'prj_1', queued_count: 1 }]);
   migrateFile(path);
   const store = openStore(path, fakeEffects());
-  const input = {
-    projectId: 'prj_1',
-    ref: 'v4',
-    trigger: 'admin',
-    keyId: null,
-    redeployOf: null,
-    maxQueued: null,
-  };
-  t.match(await store.writer.write('deployments.create', input as NewDeployment), { queue_position: 2 });
+  const created = await store.writer.write('deployments.create', newDeployment('prj_1' as ProjectId));
+  t.match(created, { queue_position: 2 });
   await store.close();
   t.match(dumpFile(path)['projects'], [{ queued_count: 2 }]);
 });
