@@ -59,12 +59,8 @@ t.test('the process is called davit, and keeps its arguments', async (t) => {
   const { directory } = place(t);
   const { processId } = await serve(t, directory);
   t.equal(readFileSync(`/proc/${processId}/comm`, 'utf8'), 'davit\n');
-  t.match(readFileSync(`/proc/${processId}/cmdline`, 'utf8').split('\0'), [
-    process.execPath,
-    MAIN,
-    'serve',
-    '--listen',
-  ]);
+  const words = readFileSync(`/proc/${processId}/cmdline`, 'utf8').split('\0');
+  t.strictSame(words.slice(0, 4), [process.execPath, MAIN, 'serve', '--listen']);
 });
 
 t.test('serve listens at a host name, also for metrics, and is ready', async (t) => {

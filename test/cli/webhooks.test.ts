@@ -406,6 +406,7 @@ t.test('on a terminal the list fits 80 columns, and a status is coloured', needs
   t.match(lines, [
     'ID                            URL                STATUS   WAITING  KEY  EVENTS',
     / ci {3}created$/,
+    '',
   ]);
   t.ok(lines.every((line) => line.length <= 80));
 });

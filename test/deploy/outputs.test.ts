@@ -149,7 +149,9 @@ t.test('the outputs of a file', async (t) => {
 
   const descriptors = readdirSync('/proc/self/fd').length;
   t.strictSame(readOutputs(path('plain'), []), { outputs: { a: '1', b: '\ufffd' }, notes: [NOT_UTF8] });
-  t.match(readOutputs(path('long'), []), { outputs: { a: '1' }, notes: [/longer than 65536 bytes/] });
+  const long = readOutputs(path('long'), []);
+  t.strictSame(long.outputs, { a: '1' });
+  t.match(long.notes[0], /longer than 65536 bytes/);
   t.strictSame(readOutputs(path('missing'), []), { outputs: {}, notes: [] });
   t.strictSame(readOutputs(path('link'), []), {
     outputs: {},
