@@ -37,9 +37,11 @@ const LARGEST_GROUP = 256;
 
 /**
  * How many writes of a group may be of low priority while others wait. In a common queue, 1,500 requests a second
- * waited for 12,000 results of deliveries: 40 ms each instead of 11.
+ * waited for 12,000 results of deliveries: 40 ms each instead of 11. With 64 in place of 32, a tenth more is delivered
+ * while deployments are created as fast as davit can, and the p99 of creating one is 3.2 times that without deliveries
+ * instead of 2.8.
  */
-const LOW_PRIORITY_SHARE = 64;
+const LOW_PRIORITY_SHARE = 32;
 
 /**
  * How long a group waits for a transaction of another process that the group before has waited for in vain: with
