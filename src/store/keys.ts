@@ -90,9 +90,11 @@ export function keyReads(database: Database, moment: () => Moment = createMoment
   return {
     /** The key with this secret, as of the latest commit; undefined if there is none, or it is expired or revoked. */
     authenticate(secret: string, nowMs: number): Caller | undefined {
+      // Not remembered: a stranger's made-up keys would drive those in use out of the cache.
+      if (!isKeySecret(secret)) return undefined;
       const hash = hashKeySecret(secret);
       const known = found(hash, () => {
-        const row = isKeySecret(secret) ? bySecretHash.get(Buffer.from(hash, 'hex')) : undefined;
+        const row = bySecretHash.get(Buffer.from(hash, 'hex'));
         return row === undefined ? null : { caller: toCaller(row), endsAtMs: row.ends_at };
       });
       if (known === null || (known.endsAtMs !== null && known.endsAtMs <= nowMs)) return undefined;

@@ -1,6 +1,7 @@
 import t from 'tap';
 import { EVENT_TYPES } from '../../src/domain.ts';
 import { isKeySecret } from '../../src/secrets.ts';
+import { keyReads } from '../../src/store/keys.ts';
 import type { AnswerRequest } from '../../src/store/operations.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, testStore } from '../helpers/store.ts';
@@ -36,6 +37,19 @@ t.test('a wrong, expired or revoked secret authenticates nobody', async (t) => {
   t.equal(holder(revoked.secret), undefined);
   t.match(holder(other.secret), { keyId: other.keyId });
   t.equal(holder('davit_nonsense'), undefined);
+});
+
+t.test('the file is not asked for what no key can be, however often a stranger tries', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { secret } = await store.key();
+  const reader = store.openReader();
+  const keys = keyReads(reader);
+  reader.close();
+  const mistyped = `${secret.slice(0, -1)}${secret.endsWith('0') ? '1' : '0'}`;
+  for (const text of ['', 'davit_nonsense', mistyped])
+    t.equal(keys.authenticate(text, effects.now()), undefined);
+  t.throws(() => keys.authenticate(secret, effects.now()), 'it would fail');
 });
 
 t.test('a write that was authenticated before its key was revoked is rejected afterwards', async (t) => {
