@@ -12,20 +12,22 @@ type EventLoop = Pick<typeof performance, 'eventLoopUtilization'>;
 const AFTER_MS = 2_000;
 const PAGES_EVERY_MS = 30_000;
 
-/** When a thread has time for a collection: once it has used less than `busy` of its time, a share, for `sinceMs`. */
+/** When a thread has time for a collection: after so many looks in a row at each of which it was hardly busy. */
 interface Quiet {
-  sinceMs: number;
-  busy: number;
+  looks: number;
+  everyMs: number;
+  /** The share of its time since the last look that the thread has used at most. */
+  busyMax: number;
 }
 
-const AFTER_START: Quiet = { sinceMs: AFTER_MS, busy: 0.2 };
+const AFTER_START: Quiet = { looks: 1, everyMs: AFTER_MS, busyMax: 0.2 };
 
 /**
  * V8 itself would collect 8 s after a load, and with the last objects of a kind it discards the machine code that expects
  * such: in the 3 s after each pause of 20, a tenth fewer deployments were created, and the slowest 1 % took 16 to 22 ms
  * instead of 12. So --no-memory-reducer, see scripts/package.ts, keeps it from that, and pauses may be longer.
  */
-const AFTER_LOAD: Quiet = { sinceMs: 5 * 60_000, busy: 0.02 };
+const AFTER_LOAD: Quiet = { looks: 10, everyMs: 30_000, busyMax: 0.1 };
 
 /** How much larger than after the last collection a heap must be for another one. */
 const GROWN = 1.3;
@@ -52,20 +54,25 @@ export function releaseStartMemory(
 /**
  * A collection blocks for 50 ms. Under load, when V8 collects anyway, it delayed all answers by 100 ms: so not then.
  */
-function collectGarbageWhenQuiet(
-  effects: Effects,
-  loop: EventLoop,
-  quiet: Quiet = AFTER_START,
-  keptBytes = 0,
-): void {
-  const before = loop.eventLoopUtilization();
-  effects.after(quiet.sinceMs, () => {
-    const isQuiet = loop.eventLoopUtilization(before).utilization < quiet.busy;
-    if (isQuiet && heapBytes() >= keptBytes * GROWN) {
-      collectGarbage();
-      collectGarbageWhenQuiet(effects, loop, AFTER_LOAD, heapBytes());
-    } else collectGarbageWhenQuiet(effects, loop, quiet, keptBytes);
-  });
+function collectGarbageWhenQuiet(effects: Effects, loop: EventLoop): void {
+  let quiet = AFTER_START;
+  let quietLooks = 0;
+  let keptBytes = 0;
+  watch();
+
+  function watch(): void {
+    const before = loop.eventLoopUtilization();
+    effects.after(quiet.everyMs, () => {
+      quietLooks = loop.eventLoopUtilization(before).utilization < quiet.busyMax ? quietLooks + 1 : 0;
+      if (quietLooks >= quiet.looks && heapBytes() >= keptBytes * GROWN) {
+        collectGarbage();
+        keptBytes = heapBytes();
+        quiet = AFTER_LOAD;
+        quietLooks = 0;
+      }
+      watch();
+    });
+  }
 }
 
 /** What this thread's heap takes, free or not. */
