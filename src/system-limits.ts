@@ -48,8 +48,8 @@ function tooFewFiles(effect: string, maxConcurrent: number): string {
 }
 
 /**
- * V8 and the threads reserve far more memory than they use: 3.9 GB when idle, about 4.5 GB under load. All but 1.1 GB of
- * it count as data.
+ * V8 and the threads reserve far more memory than they use: 3.7 GB, of which all but 0.8 GB count as data. These limits
+ * leave room for more.
  */
 const RESERVED = [
   { limit: 'address space', of: 'address space', bytes: 5_000_000_000, setting: 'ulimit -v, LimitAS=' },

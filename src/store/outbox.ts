@@ -153,7 +153,7 @@ export function outboxReads(database: Database) {
     );
     const picks = requests.map((request) => ({
       webhookId: request.webhookId,
-      // Deliveries that are held are not read, as each new event of a disabled webhook causes a claim, too.
+      // Deliveries that are held are not read: they may be many, and a webhook may be disabled since its claim was due.
       ...(found.has(request.webhookId) ? pick(request, nowMs) : NOTHING_DUE),
     }));
     const rows = rowsOf.all(JSON.stringify(picks.flatMap(({ seqs }) => seqs)), nowMs);
