@@ -60,11 +60,12 @@ export function openForWriting(path: string, effects: Effects): Database {
 }
 
 /**
- * Whether the file exists and an older davit wrote it. Throws AppError `conflict` for one that is not davit's, or that
- * a newer davit wrote.
+ * Whether the file exists and an older davit wrote it. Throws AppError `conflict` for one that is not davit's, that a
+ * newer davit wrote, or that is read-only.
  */
 export function isOlder(path: string): boolean {
   if (!existsSync(path)) return false;
+  refuseUnwritable(path);
   const database = connect(path);
   try {
     database.pragma('query_only = ON');

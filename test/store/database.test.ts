@@ -161,12 +161,13 @@ function openedByNobody(path: string): string {
   return execFileSync(process.execPath, wordsToOpen(path), { uid: NOBODY, env: PLAIN, encoding: 'utf8' });
 }
 
-/** With these Node opens a file and closes it, and prints the error of it. */
+/** With these Node opens a file as davit does at its start, closes it, and prints the error of it. */
 function wordsToOpen(path: string): string[] {
   const script = `
-    const { openForWriting } = await import(process.argv[1]);
+    const { isOlder, openForWriting } = await import(process.argv[1]);
     const { realEffects } = await import(new URL('../effects.ts', process.argv[1]));
     try {
+      if (isOlder(process.argv[2])) throw new Error('it is older');
       openForWriting(process.argv[2], realEffects).close();
     } catch ({ message }) {
       console.log(message);
