@@ -50,14 +50,15 @@ export function defineFileProcess(command: Command, { terminal }: CommandContext
     .argument('<from>')
     .argument('<to>')
     .argument('<parent>', '', Number)
-    .action(async (job: FileJob, from: string, to: string, parentProcessId: number) => {
+    .argument('[last-write]')
+    .action(async (job: FileJob, from: string, to: string, parentProcessId: number, lastWrite?: string) => {
       const tell = (message: FileMessage) => terminal.print(JSON.stringify(message));
       const tellNext = (message: FileMessage) => {
         if (process.ppid !== parentProcessId) throw new Error('the davit that asked for this has ended');
         tell(message);
       };
       try {
-        tell(await perform(job, from, to, parentProcessId, tellNext));
+        tell(await perform(job, { from, to, parentProcessId, lastWrite }, tellNext));
       } catch (error) {
         tell(failureOf(error));
       }
@@ -65,11 +66,17 @@ export function defineFileProcess(command: Command, { terminal }: CommandContext
     });
 }
 
+interface FileJobOptions {
+  from: string;
+  to: string;
+  parentProcessId: number;
+  /** Of the file to migrate: see `migrateFile`. */
+  lastWrite: string | undefined;
+}
+
 async function perform(
   job: FileJob,
-  from: string,
-  to: string,
-  parentProcessId: number,
+  { from, to, parentProcessId, lastWrite }: FileJobOptions,
   tell: (message: FileMessage) => void,
 ): Promise<FileMessage> {
   const onBegin = (bytes: number) => tell({ kind: 'copying', bytes });
@@ -97,6 +104,7 @@ async function perform(
     case 'migrate': {
       const { migrateFile } = await import('../store/migrations.ts');
       migrateFile(to, {
+        lastWrite,
         onStep: (version) => tell(version === null ? { kind: 'checking' } : { kind: 'migrating', version }),
       });
       return { kind: 'migrated' };

@@ -68,15 +68,16 @@ export async function fillPartial(
 
 /**
  * Migrates an older file in another process, and shows its progress. `onMessage` is called for each step. Throws
- * AppError, and the file is as it was, when there is no room or another process has it open.
+ * AppError, and the file is as it was, when there is no room, another process has it open, or one has written to it since
+ * `lastWrite`: see `migrateFile`.
  */
 export async function migrateInPlace(
-  file: { path: string; name: string },
+  file: { path: string; name: string; lastWrite?: string },
   signal: AbortSignal,
   context: CommandContext,
   onMessage?: (message: FileMessage) => void,
 ): Promise<void> {
-  const last = await runJob('migrate', file.path, file.path, signal, context, onMessage);
+  const last = await runJob('migrate', file.path, file.path, signal, context, onMessage, file.lastWrite);
   if (last.kind !== 'migrated') throw jobProblem(last, `the migration of ${file.name}`, file.path);
 }
 
@@ -88,9 +89,11 @@ async function runJob(
   signal: AbortSignal,
   { effects, terminal }: CommandContext,
   onMessage?: (message: FileMessage) => void,
+  lastWrite?: string,
 ): Promise<FileMessage> {
   const command = selfCommand();
-  const words = [FILE_PROCESS, job, from, to, String(process.pid)];
+  const given = [FILE_PROCESS, job, from, to, String(process.pid), lastWrite];
+  const words = given.filter((word) => word !== undefined);
   const child = spawn(command.file, [...command.arguments, ...words], {
     stdio: ['ignore', 'pipe', 'pipe'],
     signal,

@@ -63,7 +63,8 @@ async function migrate(
 /**
  * Migrates a file of an older davit, locked for this one alone, after keeping a checked copy beside it; null: the file
  * is missing or needs no migration. Throws AppError, and the file is as it was, if it must not be served (see
- * `refuseToServe`), another process has it open or there is no room. SIGINT, SIGTERM and SIGHUP end davit meanwhile.
+ * `refuseToServe`), another process has it open or writes to it meanwhile, or there is no room. SIGINT, SIGTERM and SIGHUP
+ * end davit meanwhile.
  */
 export async function migrateOlder(
   dbPath: string,
@@ -89,15 +90,24 @@ export async function migrateOlder(
     // Another davit may have migrated it before the lock was this one's.
     if (!isOlder(path)) return null;
     // A service that is restarted every second must not copy and check the whole file each time, to be refused then.
-    refuseWhileOpen(path);
+    const lastWrite = refuseWhileOpen(path);
     await listener?.onBegin(SCHEMA_VERSION);
-    return await withPartial(dirname(path), context, keepAndMigrate, stoppedNote);
+    return await withPartial(
+      dirname(path),
+      context,
+      (partial, signal) => keepAndMigrate(partial, lastWrite, signal),
+      stoppedNote,
+    );
   } finally {
     unlock();
   }
 
-  async function keepAndMigrate(partial: PartialFile, signal: AbortSignal): Promise<Migrated> {
-    const file = { path, name: dbPath };
+  async function keepAndMigrate(
+    partial: PartialFile,
+    lastWrite: string,
+    signal: AbortSignal,
+  ): Promise<Migrated> {
+    const file = { path, name: dbPath, lastWrite };
     const { schema_version } = await fillPartial('copy', file, partial, signal, context);
     giveToOwner([partial.path], statSync(path));
     const at = timestamp(context.effects.now()).replaceAll(':', '-');

@@ -30,14 +30,24 @@ export function beginExclusive(database: Database, path: string): void {
   }
 }
 
-/** Throws as `beginExclusive` does, before a long work that would end there. */
-export function refuseWhileOpen(path: string): void {
+/** Throws as `beginExclusive` does, before a long work that would end there. Returns what `lastWriteOf` does. */
+export function refuseWhileOpen(path: string): string {
   const database = connect(path);
   try {
     beginExclusive(database, path);
+    return lastWriteOf(path);
   } catch (error) {
     throw openingProblem(path, error);
   } finally {
     database.close();
   }
+}
+
+/**
+ * Differs once another process has written to the file, as far as the resolution of the file system's clock can tell. For
+ * a file that is not in WAL mode, as `beginExclusive` leaves it; whoever writes in WAL mode first writes so in the file.
+ */
+export function lastWriteOf(path: string): string {
+  const { ino, size, mtimeNs } = statSync(path, { bigint: true });
+  return `${ino}-${size}-${mtimeNs}`;
 }

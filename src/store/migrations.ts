@@ -3,7 +3,7 @@ import { version as davitVersion } from '../assets.ts';
 import { AppError } from '../errors.ts';
 import { firstProblem } from './check.ts';
 import { connect, type Database, kindOf, SCHEMA_VERSION, schemaVersionOf } from './database.ts';
-import { beginExclusive } from './exclusive.ts';
+import { beginExclusive, lastWriteOf } from './exclusive.ts';
 import { syncDirectory } from './publish.ts';
 
 /** The step from one schema to the next. */
@@ -55,15 +55,20 @@ interface MigrationOptions {
   /** Called before each step, and with null before the result is checked. */
   onStep?: (version: number | null) => void;
   migrations?: readonly Migration[];
+  /** What `lastWriteOf` returned before the file was copied: the copy must have every write. */
+  lastWrite?: string | undefined;
 }
 
 /**
  * Migrates an older file to this davit's schema, in one exclusive transaction, and checks the whole file before the
  * commit: if a step fails or the process dies, the file is unchanged. So is a file that already has this schema. Blocks
- * the thread. Throws AppError `conflict` while another process has the file open. The caller must hold `lockForServing`,
- * unless no other process knows of the file.
+ * the thread. Throws AppError `conflict` while another process has the file open, and if one has written to it since
+ * `lastWrite`. The caller must hold `lockForServing`, unless no other process knows of the file.
  */
-export function migrateFile(path: string, { onStep, migrations = MIGRATIONS }: MigrationOptions = {}): void {
+export function migrateFile(
+  path: string,
+  { onStep, migrations = MIGRATIONS, lastWrite }: MigrationOptions = {},
+): void {
   const database = connect(path);
   try {
     if (kindOf(database, path) !== 'older') return;
@@ -72,6 +77,7 @@ export function migrateFile(path: string, { onStep, migrations = MIGRATIONS }: M
     database.pragma('foreign_keys = OFF');
     database.pragma('legacy_alter_table = ON');
     beginExclusive(database, path);
+    if (lastWrite !== undefined && lastWriteOf(path) !== lastWrite) throw writtenMeanwhile(path);
     const from = schemaVersionOf(database);
     for (const { version, migrate } of stepsFrom(from, path, migrations)) {
       onStep?.(version);
@@ -89,6 +95,13 @@ export function migrateFile(path: string, { onStep, migrations = MIGRATIONS }: M
     // Rolls back an uncommitted migration.
     database.close();
   }
+}
+
+function writtenMeanwhile(path: string): AppError {
+  return new AppError(
+    'conflict',
+    `another process, perhaps a davit admin command, has written to ${path} since it was copied: try again when it has ended`,
+  );
 }
 
 function stepsFrom(from: number, path: string, migrations: readonly Migration[]): Migration[] {

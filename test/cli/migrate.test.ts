@@ -186,6 +186,37 @@ t.test('while another process has the file open, it is not migrated', async (t) 
   t.equal(userVersionOf(dbPath), OLDER);
 });
 
+t.test(
+  'what another process writes while the copy is made is neither migrated nor missing in it',
+  async (t) => {
+    const { older, directory, dbPath, before } = await olderFile(t);
+    const effects: Effects = {
+      ...realEffects,
+      // The name that a finished copy is given has the time in it.
+      now() {
+        const names = readdirSync(directory).filter((name) => name.startsWith('.davit-partial'));
+        if (names.some((name) => statSync(join(directory, name)).size > 0)) {
+          changeFile(dbPath, 'UPDATE instance SET probes = probes + 1');
+        }
+        return realEffects.now();
+      },
+    };
+    t.match(await runHere(['admin', 'migrate'], { cwd: directory, effects }), {
+      stderr: /^error: another process, .*, has written to \/.*davit\.db since it was copied: try again/,
+      exitCode: 1,
+    });
+    t.strictSame(keptIn(directory), []);
+    t.equal(userVersionOf(dbPath), OLDER);
+    const [instance] = before['instance'] as [{ probes: number }];
+    const written = { ...before, instance: [{ ...instance, probes: instance.probes + 1 }] };
+    t.strictSame(dumpFile(dbPath), written);
+
+    t.match(await older(['admin', 'migrate']), { exitCode: 0 });
+    const [kept = ''] = keptIn(directory);
+    t.strictSame(dumpFile(join(directory, kept)), written);
+  },
+);
+
 t.test('restoring a backup of an older schema migrates it', async (t) => {
   const { older, directory, dbPath, present, before } = await olderFile(t);
   t.match(await older(['backup', 'copy.db']), { exitCode: 0 });
