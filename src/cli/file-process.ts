@@ -15,6 +15,14 @@ const JOBS = ['copy', 'adopt', 'migrate'] as const;
 export type FileJob = (typeof JOBS)[number];
 export type CopyJob = Exclude<FileJob, 'migrate'>;
 
+/** For `migrate`, both paths are the file's. */
+export interface FileJobOptions {
+  from: string;
+  to: string;
+  /** Of the file to migrate: see `migrateFile`. */
+  lastWrite?: string | undefined;
+}
+
 /** What the process prints to stdout, a line of JSON each. The last is `done`, `migrated`, `noRoom` or `failed`. */
 export type FileMessage =
   | { kind: 'copying'; bytes: number }
@@ -58,7 +66,7 @@ export function defineFileProcess(command: Command, { terminal }: CommandContext
         tell(message);
       };
       try {
-        tell(await perform(job, { from, to, parentProcessId, lastWrite }, tellNext));
+        tell(await perform(job, { from, to, lastWrite }, parentProcessId, tellNext));
       } catch (error) {
         tell(failureOf(error));
       }
@@ -66,17 +74,10 @@ export function defineFileProcess(command: Command, { terminal }: CommandContext
     });
 }
 
-interface FileJobOptions {
-  from: string;
-  to: string;
-  parentProcessId: number;
-  /** Of the file to migrate: see `migrateFile`. */
-  lastWrite: string | undefined;
-}
-
 async function perform(
   job: FileJob,
-  { from, to, parentProcessId, lastWrite }: FileJobOptions,
+  { from, to, lastWrite }: FileJobOptions,
+  parentProcessId: number,
   tell: (message: FileMessage) => void,
 ): Promise<FileMessage> {
   const onBegin = (bytes: number) => tell({ kind: 'copying', bytes });

@@ -13,7 +13,14 @@ import { newer } from '../store/newer.ts';
 import type { PartialFile } from '../store/partial-file.ts';
 import { formatBytes } from './bytes.ts';
 import { type CommandContext, EXIT_CODE_OF_SIGNAL } from './command.ts';
-import { type CopyJob, FILE_PROCESS, type FileJob, type FileMessage, type Room } from './file-process.ts';
+import {
+  type CopyJob,
+  FILE_PROCESS,
+  type FileJob,
+  type FileJobOptions,
+  type FileMessage,
+  type Room,
+} from './file-process.ts';
 
 const SHOW_EVERY_MS = 200;
 
@@ -60,7 +67,7 @@ export async function fillPartial(
   signal: AbortSignal,
   context: CommandContext,
 ): Promise<FileFacts> {
-  const last = await runJob(job, from.path, partial.path, signal, context);
+  const last = await runJob(job, { from: from.path, to: partial.path }, signal, context);
   if (last.kind !== 'done') throw jobProblem(last, `a copy of ${from.name}`, partial.path);
   if (last.check.kind !== 'good') throw unusable(last.check, from.name);
   return last.check.facts;
@@ -77,23 +84,22 @@ export async function migrateInPlace(
   context: CommandContext,
   onMessage?: (message: FileMessage) => void,
 ): Promise<void> {
-  const last = await runJob('migrate', file.path, file.path, signal, context, onMessage, file.lastWrite);
-  if (last.kind !== 'migrated') throw jobProblem(last, `the migration of ${file.name}`, file.path);
+  const { path, name, lastWrite } = file;
+  const last = await runJob('migrate', { from: path, to: path, lastWrite }, signal, context, onMessage);
+  if (last.kind !== 'migrated') throw jobProblem(last, `the migration of ${name}`, path);
 }
 
 /** Resolves to the last message of the process. */
 async function runJob(
   job: FileJob,
-  from: string,
-  to: string,
+  { from, to, lastWrite }: FileJobOptions,
   signal: AbortSignal,
   { effects, terminal }: CommandContext,
   onMessage?: (message: FileMessage) => void,
-  lastWrite?: string,
 ): Promise<FileMessage> {
   const command = selfCommand();
-  const given = [FILE_PROCESS, job, from, to, String(process.pid), lastWrite];
-  const words = given.filter((word) => word !== undefined);
+  const words = [FILE_PROCESS, job, from, to, String(process.pid)];
+  if (lastWrite !== undefined) words.push(lastWrite);
   const child = spawn(command.file, [...command.arguments, ...words], {
     stdio: ['ignore', 'pipe', 'pipe'],
     signal,
